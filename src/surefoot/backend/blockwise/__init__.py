@@ -1,0 +1,1 @@
+"""Attention in batched products over aligned blocks of keys; shared by devices that run torch."""

@@ -1,0 +1,120 @@
+"""Linear layers on a CPU: prepacked, and the same bits for a token whatever stands beside it.
+
+oneDNN's packed product gives each row of the input a result that does not depend on how many rows
+there are, except that a single row takes another kernel; so one row is sent twice. Nothing
+promises this for every shape and library build: `RowInvariant.pack` tests the shape at hand, and
+where the test fails the rows go through fixed tiles of 16 instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from surefoot.backend.blockwise.linear import PlainLinear
+from surefoot.backend.protocol import Linear
+
+TILE = 16
+_TESTED_ROWS = (1, 2, 3, 5, 9, 15, 16, 17, 33)
+
+
+@dataclass(frozen=True)
+class PackedLinear:
+    """oneDNN's packed weight; a single row is computed as two."""
+
+    packed: Tensor
+    bias: Tensor | None
+    outputs: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map [T, inputs] to [T, outputs]."""
+        rows = x.shape[0]
+        if rows == 0:
+            return x.new_empty(0, self.outputs)
+        doubled = torch.cat((x, x)) if rows == 1 else x.contiguous()
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(
+            doubled, self.packed, self.bias, "none", [], ""
+        )
+        return y[:1] if rows == 1 else y
+
+
+@dataclass(frozen=True)
+class TiledLinear:
+    """Products of exactly TILE rows, the last tile filled with zeros: one shape, one kernel."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map [T, inputs] to [T, outputs]."""
+        rows = x.shape[0]
+        tiles = F.pad(x, (0, 0, 0, -rows % TILE)).split(TILE) if rows else ()
+        y = x.new_empty(0, self.weight.shape[0])
+        y = torch.cat([y, *(F.linear(tile, self.weight) for tile in tiles)])[:rows]
+        return y if self.bias is None else y + self.bias
+
+
+@dataclass(frozen=True)
+class FastLinear:
+    """The quickest form at each row count; the last bits may depend on it."""
+
+    weight: Tensor
+    packed: PackedLinear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map [T, inputs] to [T, outputs]."""
+        if x.shape[0] == 1:
+            return F.linear(x, self.weight, self.packed.bias)
+        return self.packed(x)
+
+
+def _pack(weight: Tensor, bias: Tensor | None) -> PackedLinear:
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight)
+    return PackedLinear(packed, bias, weight.shape[0])
+
+
+def pack_fast(weight: Tensor, bias: Tensor | None) -> Linear:
+    """The quickest linear for this weight [outputs, inputs], without the bitwise promise."""
+    if weight.dtype != torch.float32:
+        return PlainLinear(weight, bias)
+    return FastLinear(weight, _pack(weight, bias))
+
+
+class RowInvariant:
+    """Packs weights in a form that has been seen to be row-invariant for their shape.
+
+    The verdict is kept by shape, as the layers of a model share a few shapes.
+    """
+
+    def __init__(self) -> None:
+        """Start with no shape tested."""
+        self._good: dict[tuple[int, int], bool] = {}
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """A linear for weight [outputs, inputs] whose rows do not depend on one another."""
+        if weight.dtype != torch.float32:
+            return TiledLinear(weight, bias)
+        packed = _pack(weight, bias)
+        shape = (weight.shape[0], weight.shape[1])
+        if shape not in self._good:
+            self._good[shape] = is_row_invariant(packed, weight.shape[1])
+        return packed if self._good[shape] else TiledLinear(weight, bias)
+
+    def report(self) -> dict[tuple[int, int], bool]:
+        """Which tested shapes (outputs, inputs) keep the packed form."""
+        return dict(self._good)
+
+
+def is_row_invariant(linear: Linear, inputs: int) -> bool:
+    """Whether slices of a fixed random input give the bits that the whole gives."""
+    generator = torch.Generator().manual_seed(inputs)
+    x = torch.randn(2 * max(_TESTED_ROWS), inputs, generator=generator)
+    whole = linear(x)
+    for rows in _TESTED_ROWS:
+        start = (7 * rows) % (x.shape[0] - rows)
+        if not torch.equal(linear(x[start : start + rows].clone()), whole[start : start + rows]):
+            return False
+    return True

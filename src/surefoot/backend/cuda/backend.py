@@ -1,0 +1,68 @@
+"""CUDA, eagerly and untuned: the blockwise forms with the library's own products."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from surefoot.backend.blockwise.attention import BlockwiseRows, ProductShape
+from surefoot.backend.blockwise.linear import PlainLinear
+from surefoot.backend.protocol import Capabilities, Linear, RowLayout, RowOperators
+from surefoot.errors import SettingError
+
+
+class CudaBackend:
+    """Operators on the current CUDA device; not bitwise: its products choose kernels by size."""
+
+    def __init__(self) -> None:
+        """Use the current device.
+
+        Raises:
+            SettingError: there is none.
+        """
+        if not torch.cuda.is_available():
+            raise SettingError(
+                "device", "'cuda' was asked for, and this machine has no CUDA device"
+            )
+        self.capabilities = Capabilities(
+            name="cuda",
+            bitwise=False,
+            dtypes=("bfloat16", "float32"),
+            page_tokens=32,
+            max_draft_tokens=16,
+            capture=False,
+        )
+        self.device = torch.device("cuda", torch.cuda.current_device())
+
+    def free_memory(self) -> int:
+        """See Backend."""
+        return int(torch.cuda.mem_get_info(self.device)[0])
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """See Backend."""
+        moved = None if bias is None else bias.to(self.device)
+        return PlainLinear(weight.to(self.device), moved)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See Backend."""
+        return F.rms_norm(x.float(), weight.shape, weight.float(), eps).to(x.dtype)
+
+    def swiglu(self, gate_up: Tensor) -> Tensor:
+        """See Backend."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate) * up
+
+    def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """See Backend."""
+        first, second = x.chunk(2, dim=-1)
+        return (x * cos + torch.cat((second, first), dim=-1) * sin).to(x.dtype)
+
+    def rows(self, layout: RowLayout) -> RowOperators:
+        """See Backend."""
+        return BlockwiseRows(layout, _any_width, self.device)
+
+
+def _any_width(shape: ProductShape) -> int:
+    """Tiles of any width will do where no bits are promised."""
+    return 1

@@ -1,0 +1,115 @@
+"""Drafting with a second, smaller model that shares the vocabulary.
+
+Its caches lie in pools of their own under the same page table and slot, so everything the ledger
+does for the target it does for the drafter. `lease.drafted` is the drafter's cursor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from surefoot.backend.protocol import Backend
+from surefoot.draft.drafter import CommittedRow, DraftRow
+from surefoot.ids import RequestId
+from surefoot.model.model import Model
+from surefoot.sample.choose import try_choose
+from surefoot.sample.context import Contexts
+from surefoot.sample.processors import RowContext
+from surefoot.state.ledger import Lease, Work
+from surefoot.state.pool import Pools
+from surefoot.step import Row, Step
+
+
+class ModelDrafter:
+    """Runs the draft model over what is new, then token by token."""
+
+    name = "draft-model"
+
+    def __init__(self, model: Model, pools: Pools, backend: Backend, page_tokens: int) -> None:
+        """Draft with `model`, whose caches lie in `pools`."""
+        self._model = model
+        self._pools = pools
+        self._backend = backend
+        self._page_tokens = page_tokens
+        self._contexts = Contexts(model.description.vocab_size)
+
+    def prepare(self, work: Work) -> None:
+        """See Drafter."""
+        self._pools.apply(work)
+
+    @torch.inference_mode()
+    def propose(self, rows: Sequence[DraftRow]) -> list[list[int]]:
+        """See Drafter: pass i extends every draft that wants more than i tokens."""
+        drafts: list[list[int]] = [[] for _ in rows]
+        for depth in range(max((row.limit for row in rows), default=0)):
+            active = [i for i, row in enumerate(rows) if row.limit > depth]
+            self._extend([rows[i] for i in active], [drafts[i] for i in active])
+        for row, draft in zip(rows, drafts, strict=True):
+            row.lease.drafted = len(row.request.tokens) + len(draft) - 1
+        return drafts
+
+    def _extend(self, rows: Sequence[DraftRow], drafts: Sequence[list[int]]) -> None:
+        """Append one token to each draft."""
+        steps, contexts = [], []
+        for row, draft in zip(rows, drafts, strict=True):
+            known = row.request.tokens
+            start = len(known) + len(draft) - 1 if draft else row.lease.drafted
+            steps.append(_row(row.lease, [*known, *draft][start:], start, 1))
+            contexts.append(self._contexts.after(row.request, draft))
+        for draft, token in zip(drafts, self._choose(steps, contexts), strict=True):
+            draft.append(token)
+
+    def _choose(self, rows: Sequence[Row], contexts: Sequence[RowContext]) -> list[int]:
+        batch = Step.of(rows, self._page_tokens).build(self._backend)
+        hidden = self._model.forward(batch, self._pools)
+        return try_choose(self._model.logits(hidden[batch.wanted]), contexts)
+
+    @torch.inference_mode()
+    def observe(self, rows: Sequence[CommittedRow], hidden: Tensor) -> None:
+        """See Drafter: complete the pages that are about to be published.
+
+        Drafting left entries past the cursor; those of accepted tokens are right, the rest is
+        overwritten. What a page in progress still lacks is computed with the next draft.
+        """
+        late = []
+        for row in rows:
+            lease = row.lease
+            lease.drafted = min(lease.drafted, lease.computed)
+            if (
+                row.keep_up
+                and lease.drafted < lease.computed // self._page_tokens * self._page_tokens
+            ):
+                late.append(row)
+        if not late:
+            return
+        steps = [
+            _row(
+                row.lease,
+                row.request.tokens[row.lease.drafted : row.lease.computed],
+                row.lease.drafted,
+                0,
+            )
+            for row in late
+        ]
+        self._model.forward(Step.of(steps, self._page_tokens).build(self._backend), self._pools)
+        for row in late:
+            row.lease.drafted = row.lease.computed
+
+    def forget(self, request: RequestId) -> None:
+        """See Drafter; the caches need nothing, they are addressed by position."""
+        self._contexts.forget(request)
+
+
+def _row(lease: Lease, tokens: Sequence[int], first: int, wanted: int) -> Row:
+    return Row(
+        tokens=tokens,
+        first=first,
+        certain=max(0, min(len(tokens), lease.computed + 1 - first)),
+        table=lease.pages,
+        slot=lease.slot,
+        visible_from=lease.draft_from,
+        wanted=wanted,
+    )

@@ -1,0 +1,168 @@
+"""Puts an engine together from a loaded model and a config."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from surefoot.config import AUTO_DRAFT_TOKENS, EngineConfig
+from surefoot.draft.depth import AutoDepth, CostCurve, Depth, FixedDepth
+from surefoot.draft.draft_model import ModelDrafter
+from surefoot.draft.drafter import Drafter, NoDrafter
+from surefoot.draft.guard import GuardedDrafter
+from surefoot.draft.ngram import NgramDrafter
+from surefoot.engine.calibrate import measure_steps
+from surefoot.engine.loop import Loop
+from surefoot.engine.models import LoadedModel
+from surefoot.engine.runner import EagerForward, Forward, ModelRunner
+from surefoot.engine.scheduler import Scheduler, SchedulerLimits
+from surefoot.errors import MemoryPlanError, SettingError
+from surefoot.state.ledger import Ledger, LedgerLimits
+from surefoot.state.plan import MemoryPlan, plan_memory
+from surefoot.state.pool import Pools
+from surefoot.state.spec import CacheSpec
+
+_LEAST_CONTEXT = 256
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """The parts of a running engine.
+
+    Attributes:
+        loop: drives the requests.
+        ledger: what is free, held and cached.
+        plan: how the memory was divided.
+        pools: the target's cache tensors.
+        drafter: who guesses ahead.
+        max_model_len: longest context served, in tokens.
+        page_tokens: P.
+    """
+
+    loop: Loop
+    ledger: Ledger
+    scheduler: Scheduler
+    plan: MemoryPlan
+    pools: Pools
+    drafter: Drafter
+    max_model_len: int
+
+
+def resolve_drafter(target: LoadedModel, config: EngineConfig) -> str:
+    """The drafter that a config means for this model.
+
+    Raises:
+        SettingError: a draft head was asked for that the checkpoint does not have.
+    """
+    head = target.model.description.draft_head
+    if config.drafter == "mtp" and head is None:
+        raise SettingError(
+            "drafter",
+            f"'mtp' needs a draft head in the checkpoint, and {target.name!r} has none; "
+            "use ngram, draft-model or none",
+        )
+    if config.drafter != "auto":
+        return config.drafter
+    if config.draft_model is not None:
+        return "draft-model"
+    return "ngram" if head is None else "mtp"
+
+
+def make_plan(
+    caches: Sequence[CacheSpec], config: EngineConfig, target: LoadedModel, depth: int
+) -> tuple[MemoryPlan, int]:
+    """Divide the memory; without a wanted context length, the longest that fits is taken.
+
+    Returns:
+        The plan and the longest context in tokens.
+    """
+    budget = config.memory if config.memory is not None else target.backend.free_memory() // 2
+    page_tokens = config.page_tokens or target.backend.capabilities.page_tokens
+    length = config.max_model_len or target.model.description.max_positions
+    while True:
+        try:
+            plan = plan_memory(
+                caches,
+                page_tokens=page_tokens,
+                draft_tokens=depth,
+                max_rows=config.max_rows,
+                max_model_len=length,
+                budget_bytes=budget,
+                points=None,
+                prefix_cache=config.prefix_cache,
+            )
+        except MemoryPlanError:
+            if config.max_model_len is not None or length // 2 < _LEAST_CONTEXT:
+                raise
+            length //= 2
+        else:
+            return plan, length
+
+
+def assemble(target: LoadedModel, config: EngineConfig, draft: LoadedModel | None) -> Assembly:
+    """Build pools, ledger, scheduler, drafter and loop."""
+    name = resolve_drafter(target, config)
+    depth = 0 if name == "none" else config.most_draft_tokens
+    _check_lengths(target, config, depth)
+    caches = list(target.model.description.caches)
+    draft_caches = list(draft.model.description.caches) if draft is not None else []
+    plan, length = make_plan([*caches, *draft_caches], config, target, depth)
+    pools = Pools(caches, plan, target.backend.device)
+    ledger = Ledger(
+        LedgerLimits(
+            pages=plan.pages,
+            slots=plan.slots,
+            points=plan.points,
+            page_tokens=plan.page_tokens,
+            bounded=plan.bounded,
+            prefix_cache=config.prefix_cache,
+        )
+    )
+    limits = SchedulerLimits(config.max_rows, config.max_step_tokens, config.prefill_chunk)
+    scheduler = Scheduler(ledger, limits)
+    vocab = target.model.description.vocab_size
+    forward = EagerForward(target.model, pools, target.backend)
+    drafter = _drafter(name, config, draft, plan)
+    guarded = drafter if isinstance(drafter, NoDrafter) else GuardedDrafter(drafter, vocab)
+    runner = ModelRunner(forward, pools, vocab, plan.page_tokens)
+    policy = _depth(name, config, forward, plan)
+    loop = Loop(ledger, scheduler, runner, guarded, policy)
+    return Assembly(loop, ledger, scheduler, plan, pools, guarded, length)
+
+
+def _drafter(
+    name: str, config: EngineConfig, draft: LoadedModel | None, plan: MemoryPlan
+) -> Drafter:
+    if name == "none":
+        return NoDrafter()
+    if name == "ngram":
+        return NgramDrafter(config.ngram_max, config.ngram_min)
+    assert draft is not None, "a draft model is loaded before its engine is assembled"
+    pools = Pools(draft.model.description.caches, plan, draft.backend.device)
+    return ModelDrafter(draft.model, pools, draft.backend, plan.page_tokens)
+
+
+def _depth(name: str, config: EngineConfig, forward: Forward, plan: MemoryPlan) -> Depth:
+    if name == "none":
+        return FixedDepth(0)
+    if config.draft_tokens is not None:
+        return FixedDepth(config.draft_tokens)
+    most = min(config.max_rows * (1 + AUTO_DRAFT_TOKENS), config.max_step_tokens)
+    with torch.inference_mode():
+        measured = measure_steps(forward, plan.page_tokens, most)
+    return AutoDepth(CostCurve(measured), AUTO_DRAFT_TOKENS)
+
+
+def _check_lengths(target: LoadedModel, config: EngineConfig, depth: int) -> None:
+    most = target.model.description.max_positions
+    if config.max_model_len is not None and config.max_model_len > most:
+        raise SettingError(
+            "max_model_len", f"{config.max_model_len} is more than the model was made for ({most})"
+        )
+    deepest = target.backend.capabilities.max_draft_tokens
+    if depth > deepest:
+        raise SettingError(
+            "draft_tokens", f"{depth} is more than the backend can verify at once ({deepest})"
+        )

@@ -1,0 +1,123 @@
+"""Loads a model by name: its files, its weights on a backend, its tokenizer and its defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from surefoot.backend import make_backend
+from surefoot.backend.protocol import Backend
+from surefoot.config import EngineConfig
+from surefoot.errors import SettingError
+from surefoot.model.model import Model
+from surefoot.model.registry import family_of
+from surefoot.state.pool import DTYPES
+from surefoot.text.gguf_vocab import tokenizer_from_gguf
+from surefoot.text.tokenizer import Tokenizer, load_tokenizer
+from surefoot.weights.gguf import GgufCheckpoint
+from surefoot.weights.load import Checkpoint, TensorTaker, open_checkpoint
+from surefoot.weights.locate import locate
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model that engines can share.
+
+    Attributes:
+        name: as the user gave it.
+        model: weights, packed for `backend`.
+        backend: where it runs.
+        dtype: element type of weights and caches, e.g. "float32".
+        tokenizer: None if the checkpoint brings none; then only token ids are served.
+        generation: the checkpoint's own sampling defaults.
+        weight_bytes: what the parameters take in this element type.
+    """
+
+    name: str
+    model: Model
+    backend: Backend
+    dtype: str
+    tokenizer: Tokenizer | None
+    generation: Mapping[str, object]
+    weight_bytes: int
+
+
+def silent(line: str) -> None:
+    """A progress callback that says nothing."""
+
+
+def load(name: str, config: EngineConfig, progress: Progress = silent) -> LoadedModel:
+    """Load the target model of an engine.
+
+    Raises:
+        ModelError: not found, damaged, or not supported; the message says which.
+        SettingError: device or dtype cannot be had.
+    """
+    backend = make_backend(config.device, config.bitwise)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    path = locate(name, revision=config.revision, progress=progress)
+    return load_on(name, path, backend, config.dtype, progress)
+
+
+def load_on(
+    name: str, path: Path, backend: Backend, dtype: str, progress: Progress, prefix: str = ""
+) -> LoadedModel:
+    """Load the model at `path` onto a backend; its cache names start with `prefix`."""
+    kind = _dtype_for(backend, dtype)
+    checkpoint = open_checkpoint(path)
+    try:
+        take = TensorTaker(checkpoint, DTYPES[kind], progress)
+        family = family_of(checkpoint.config)
+        model = family.load(take, checkpoint.config, backend, prefix)
+        take.finish()
+        tokenizer = _tokenizer(checkpoint, path)
+        generation = dict(checkpoint.generation)
+    finally:
+        checkpoint.close()
+    size = model.description.parameters * DTYPES[kind].itemsize
+    return LoadedModel(name, model, backend, kind, tokenizer, generation, size)
+
+
+def load_draft(
+    target: LoadedModel, config: EngineConfig, progress: Progress = silent
+) -> LoadedModel:
+    """Load the draft model beside its target.
+
+    Raises:
+        SettingError: its vocabulary is not the target's.
+    """
+    assert config.draft_model is not None, "config was checked"
+    path = locate(config.draft_model, revision=None, progress=progress)
+    draft = load_on(config.draft_model, path, target.backend, target.dtype, progress, "draft.")
+    ours, theirs = target.model.description.vocab_size, draft.model.description.vocab_size
+    if ours != theirs:
+        raise SettingError(
+            "draft_model",
+            f"{config.draft_model!r} has {theirs} tokens in its vocabulary and the model {ours}; "
+            "they must share one",
+        )
+    return draft
+
+
+def _tokenizer(checkpoint: Checkpoint, path: Path) -> Tokenizer | None:
+    if isinstance(checkpoint, GgufCheckpoint):
+        return tokenizer_from_gguf(checkpoint.metadata())
+    return load_tokenizer(path)
+
+
+def _dtype_for(backend: Backend, dtype: str) -> str:
+    known = backend.capabilities.dtypes
+    if dtype == "auto":
+        return known[0]
+    if dtype not in known:
+        raise SettingError(
+            "dtype",
+            f"{backend.capabilities.name} does not offer {dtype!r}; known are {', '.join(known)}",
+        )
+    return dtype

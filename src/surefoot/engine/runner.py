@@ -1,0 +1,166 @@
+"""Runs the model over the planned rows and chooses tokens: where bookkeeping meets tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from surefoot.backend.protocol import Backend
+from surefoot.engine.rows import PlannedRow, RowResult
+from surefoot.ids import RequestId
+from surefoot.model.model import Model
+from surefoot.sample.choose import try_choose
+from surefoot.sample.context import Contexts
+from surefoot.sample.logprobs import top_logprobs
+from surefoot.state.ledger import Work
+from surefoot.state.pool import Pools
+from surefoot.step import Row, Step
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a forward pass brought.
+
+    Attributes:
+        rows: one result for each planned row, in order.
+        hidden: [T, hidden] hidden states of the step, for drafters.
+    """
+
+    rows: list[RowResult]
+    hidden: Tensor
+
+
+class Runner(Protocol):
+    """Computes planned rows. The seam between the loop and a model, real or pretended."""
+
+    def prepare(self, work: Work) -> None:
+        """Clear and copy cache rows as the ledger recorded."""
+        ...
+
+    def run(self, rows: Sequence[PlannedRow]) -> StepResult:
+        """One forward pass and the choice of tokens."""
+        ...
+
+    def forget(self, request: RequestId) -> None:
+        """Drop what is kept for a request that left the engine or was pre-empted."""
+        ...
+
+
+class Forward(Protocol):
+    """Executes a step's forward pass. Eager here; a recorded form can take its place."""
+
+    def __call__(self, step: Step) -> tuple[Tensor, Tensor]:
+        """Hidden states [T, hidden] and the logits [R, V] at the wanted tokens."""
+        ...
+
+
+@dataclass(frozen=True)
+class EagerForward:
+    """Runs the model's operators one by one."""
+
+    model: Model
+    pools: Pools
+    backend: Backend
+
+    def __call__(self, step: Step) -> tuple[Tensor, Tensor]:
+        """See Forward."""
+        batch = step.build(self.backend)
+        hidden = self.model.forward(batch, self.pools)
+        wanted = hidden if len(batch.wanted) == len(hidden) else hidden[batch.wanted]
+        return hidden, self.model.logits(wanted)
+
+
+class ModelRunner:
+    """Builds the step, runs it, and chooses with each row's own history."""
+
+    def __init__(self, forward: Forward, pools: Pools, vocab_size: int, page_tokens: int) -> None:
+        """Run `forward`, whose caches are `pools`, for a vocabulary of `vocab_size`."""
+        self._forward = forward
+        self._pools = pools
+        self._page_tokens = page_tokens
+        self._contexts = Contexts(vocab_size)
+
+    def prepare(self, work: Work) -> None:
+        """See Runner."""
+        self._pools.apply(work)
+
+    def forget(self, request: RequestId) -> None:
+        """See Runner."""
+        self._contexts.forget(request)
+
+    @torch.inference_mode()
+    def run(self, rows: Sequence[PlannedRow]) -> StepResult:
+        """See Runner."""
+        step = Step.of([_step_row(row) for row in rows], self._page_tokens)
+        hidden, logits = self._forward(step)
+        picks = [_chosen_rows(row) for row in rows]
+        ends = _running_ends([row.wanted for row in step.rows])
+        at = [end - count + i for end, count in zip(ends, picks, strict=True) for i in range(count)]
+        contexts = [
+            context
+            for row in rows
+            if row.final
+            for context in self._contexts.run(row.request, row.drafts)
+        ]
+        some = logits if len(at) == len(logits) else logits[at]
+        chosen = iter(try_choose(some, contexts))
+        results = [RowResult([next(chosen) for _ in range(count)]) for count in picks]
+        for row, result, end, count in zip(rows, results, ends, picks, strict=True):
+            _add_logprobs(row, result, logits[end - count : end])
+            _add_prompt_logprobs(row, result, logits[end - row.count - len(row.drafts) : end])
+        return StepResult(results, hidden)
+
+
+def _step_row(row: PlannedRow) -> Row:
+    known = row.request.tokens[row.first : row.first + row.count]
+    scored = (
+        row.request.params.prompt_logprobs is not None and row.first < row.request.prompt_length
+    )
+    return Row(
+        tokens=[*known, *row.drafts],
+        first=row.first,
+        certain=row.count,
+        table=row.lease.pages,
+        slot=row.lease.slot,
+        visible_from=0,
+        wanted=row.count + len(row.drafts) if scored else _chosen_rows(row),
+    )
+
+
+def _chosen_rows(row: PlannedRow) -> int:
+    """How many tokens are chosen for a row."""
+    return 1 + len(row.drafts) if row.final else 0
+
+
+def _running_ends(counts: Sequence[int]) -> list[int]:
+    ends, total = [], 0
+    for count in counts:
+        total += count
+        ends.append(total)
+    return ends
+
+
+def _add_logprobs(row: PlannedRow, result: RowResult, logits: Tensor) -> None:
+    count = row.request.params.logprobs
+    if count is not None and result.chosen:
+        result.logprobs = top_logprobs(logits, [max(token, 0) for token in result.chosen], count)
+
+
+def _add_prompt_logprobs(row: PlannedRow, result: RowResult, logits: Tensor) -> None:
+    """Score the prompt tokens that follow this chunk's tokens, unless that was done before."""
+    request, count = row.request, row.request.params.prompt_logprobs
+    if count is None:
+        return
+    done = 1 + len(request.prompt_logprobs)
+    following = range(
+        max(row.first + 1, done), min(row.first + row.count + 1, request.prompt_length)
+    )
+    if not following:
+        return
+    begin = following.start - 1 - row.first
+    tokens = request.tokens[following.start : following.stop]
+    result.prompt_logprobs = top_logprobs(logits[begin : begin + len(tokens)], tokens, count)

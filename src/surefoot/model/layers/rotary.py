@@ -1,0 +1,100 @@
+"""Rotary position embedding: angles by position, with the scalings that checkpoints ask for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from surefoot.errors import ModelError
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """Cosines and sines by position.
+
+    Attributes:
+        frequencies: [D / 2] float64 angle per position.
+        factor: multiplies both (attention temperature of some scalings).
+    """
+
+    frequencies: Tensor
+    factor: float
+
+    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Angles of the given positions.
+
+        Args:
+            positions: [T] int64.
+
+        Returns:
+            cos and sin, each [T, 1, D] float32; the first half of sin is negated. Angles are taken
+            in float64, so they are exact to float32 at a million positions and more.
+        """
+        angles = positions.double()[:, None] * self.frequencies.to(positions.device)
+        cos, sin = angles.cos() * self.factor, angles.sin() * self.factor
+        both = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+        return both[0].float()[:, None], both[1].float()[:, None]
+
+
+def make_rotary(size: int, theta: float, scaling: Mapping[str, object] | None) -> Rotary:
+    """Frequencies theta^(-2i/D) with the scaling of a transformers config (`rope_parameters`).
+
+    Supports the types default, linear, llama3 and yarn.
+
+    Raises:
+        ModelError: another type of scaling, named in the message.
+    """
+    plain = theta ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
+    options = dict(scaling or {})
+    kind = str(options.get("rope_type", options.get("type", "default")))
+    if kind == "default":
+        return Rotary(plain, 1.0)
+    if kind == "linear":
+        return Rotary(plain / _number(options, "factor"), 1.0)
+    if kind == "llama3":
+        return Rotary(_llama3(plain, options), 1.0)
+    if kind == "yarn":
+        return _yarn(plain, size, theta, options)
+    raise ModelError(
+        f"rope scaling {kind!r} is not supported; known are default, linear, llama3, yarn"
+    )
+
+
+def _number(options: Mapping[str, object], name: str, default: float | None = None) -> float:
+    value = options.get(name, default)
+    if not isinstance(value, int | float):
+        raise ModelError(f"rope scaling needs a number {name!r}, and the config has {value!r}")
+    return float(value)
+
+
+def _llama3(plain: Tensor, options: Mapping[str, object]) -> Tensor:
+    """Llama 3.1: long wavelengths are divided by the factor, middle ones interpolated."""
+    factor = _number(options, "factor")
+    low, high = _number(options, "low_freq_factor"), _number(options, "high_freq_factor")
+    original = _number(options, "original_max_position_embeddings")
+    turns = original * plain / (2 * math.pi)
+    share = ((turns - low) / (high - low)).clamp(0, 1)
+    return plain / factor * (1 - share) + plain * share
+
+
+def _yarn(plain: Tensor, size: int, theta: float, options: Mapping[str, object]) -> Rotary:
+    """YaRN (arXiv 2309.00071): interpolate slow dimensions, keep fast ones, scale the attention."""
+    factor = _number(options, "factor")
+    original = _number(options, "original_max_position_embeddings")
+    bounds = [
+        size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+        for turns in (_number(options, "beta_fast", 32), _number(options, "beta_slow", 1))
+    ]
+    low, high = bounds
+    if options.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, size - 1)
+    places = torch.arange(size // 2, dtype=torch.float64)
+    ramp = ((places - low) / max(high - low, 0.001)).clamp(0, 1)
+    frequencies = plain / factor * ramp + plain * (1 - ramp)
+    default = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+    return Rotary(frequencies, _number(options, "attention_factor", default))

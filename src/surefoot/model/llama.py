@@ -1,0 +1,338 @@
+"""Dense decoders of the Llama family: Llama, SmolLM2, Mistral, Qwen2, Qwen3.
+
+They differ in biases, in a norm on queries and keys, and in which layers see only a window.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from surefoot.backend.protocol import Backend, Linear, RowOperators
+from surefoot.errors import ModelError
+from surefoot.model.layers.rotary import make_rotary
+from surefoot.model.model import ConfigReader, Description
+from surefoot.state.pool import Pools
+from surefoot.state.spec import CacheSpec, Paged, Part, Ring
+from surefoot.step import Batch
+from surefoot.weights.load import TensorTaker
+
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+_QKV_BIAS_ALWAYS = ("Qwen2ForCausalLM",)
+_HEAD_NORMS = ("Qwen3ForCausalLM",)
+_WINDOW_SWITCHED = ("Qwen2ForCausalLM", "Qwen3ForCausalLM")
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """Sizes and switches, named as in the checkpoint's config.json.
+
+    `windows` holds for each layer the positions it sees, or None for all.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    heads: int
+    key_heads: int
+    head_dim: int
+    max_positions: int
+    eps: float
+    theta: float
+    scaling: Mapping[str, object]
+    tied: bool
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    head_norms: bool
+    windows: tuple[int | None, ...]
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the weights are."""
+        width = (self.heads + 2 * self.key_heads) * self.head_dim
+        layer = self.hidden_size * (width + self.heads * self.head_dim)
+        layer += 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
+        layer += self.qkv_bias * width + self.output_bias * self.hidden_size
+        layer += self.mlp_bias * (2 * self.intermediate_size + self.hidden_size)
+        layer += self.head_norms * 2 * self.head_dim
+        table = self.vocab_size * self.hidden_size
+        return len(self.windows) * layer + table * (1 if self.tied else 2) + self.hidden_size
+
+
+def read_config(config: Mapping[str, object]) -> LlamaConfig:
+    """Check and translate a config.json.
+
+    Raises:
+        ModelError: an entry is missing, of the wrong type, or asks for what is not supported.
+    """
+    read = ConfigReader(config)
+    architecture = read.strings("architectures")[0]
+    activation = read.text("hidden_act", "silu")
+    if activation != "silu":
+        raise ModelError(
+            f"config.json: hidden_act {activation!r} is not supported; known is 'silu'"
+        )
+    heads = read.integer("num_attention_heads")
+    key_heads = read.integer("num_key_value_heads", heads)
+    hidden = read.integer("hidden_size")
+    if heads % key_heads:
+        raise ModelError(f"config.json: {heads} attention heads cannot share {key_heads} key heads")
+    attention_bias = read.flag("attention_bias", False)
+    rope = dict(read.mapping("rope_scaling")) | dict(read.mapping("rope_parameters"))
+    theta = read.number("rope_theta", 10000.0) if "rope_theta" not in rope else rope["rope_theta"]
+    return LlamaConfig(
+        architecture=architecture,
+        vocab_size=read.integer("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=read.integer("intermediate_size"),
+        heads=heads,
+        key_heads=key_heads,
+        head_dim=read.integer("head_dim", hidden // heads),
+        max_positions=read.integer("max_position_embeddings"),
+        eps=read.number("rms_norm_eps", 1e-6),
+        theta=ConfigReader({"rope_theta": theta}).number("rope_theta"),
+        scaling=rope,
+        tied=read.flag("tie_word_embeddings", False),
+        qkv_bias=attention_bias or architecture in _QKV_BIAS_ALWAYS,
+        output_bias=attention_bias,
+        mlp_bias=read.flag("mlp_bias", False),
+        head_norms=architecture in _HEAD_NORMS,
+        windows=_windows(read, architecture),
+    )
+
+
+def _windows(read: ConfigReader, architecture: str) -> tuple[int | None, ...]:
+    layers = read.integer("num_hidden_layers")
+    window = read.integer("sliding_window", 0) or None
+    if architecture in _WINDOW_SWITCHED and not read.flag("use_sliding_window", False):
+        window = None
+    kinds = read.strings("layer_types")
+    if kinds:
+        unknown = set(kinds) - {"full_attention", "sliding_attention"}
+        if unknown or len(kinds) != layers:
+            raise ModelError(
+                f"config.json: layer_types must name {layers} known kinds, not {list(kinds)}"
+            )
+        if window is None and "sliding_attention" in kinds:
+            raise ModelError(
+                "config.json: layer_types has sliding_attention but there is no sliding_window"
+            )
+        return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    first = read.integer("max_window_layers", 0) if architecture in _WINDOW_SWITCHED else 0
+    return tuple(window if layer >= first else None for layer in range(layers))
+
+
+def describe(config: Mapping[str, object], dtype: str, prefix: str) -> Description:
+    """What the config tells; cache names start with `prefix`, entries have `dtype`."""
+    known = read_config(config)
+    return Description(
+        architecture=known.architecture,
+        vocab_size=known.vocab_size,
+        max_positions=known.max_positions,
+        parameters=known.parameters,
+        layers=tuple("full" if window is None else f"window {window}" for window in known.windows),
+        caches=_caches(known, dtype, prefix),
+        draft_head=None,
+    )
+
+
+def _caches(config: LlamaConfig, dtype: str, prefix: str) -> tuple[CacheSpec, ...]:
+    shape = (config.key_heads, config.head_dim)
+    parts = (Part("k", shape, dtype), Part("v", shape, dtype))
+    caches: list[CacheSpec] = []
+    full = sum(window is None for window in config.windows)
+    if full:
+        caches.append(Paged(prefix + "kv", full, parts))
+    for window in {window for window in config.windows if window is not None}:
+        layers = sum(other == window for other in config.windows)
+        caches.append(Ring(prefix + "window", layers, parts, window))
+    return tuple(caches)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Grouped-query attention with rotary positions, over pages or over a window."""
+
+    config: LlamaConfig
+    qkv: Linear
+    output: Linear
+    norms: Tensor | None
+    window: int | None
+    cache: str
+    layer: int
+    backend: Backend
+
+    def __call__(
+        self, x: Tensor, angles: tuple[Tensor, Tensor], rows: RowOperators, pools: Pools
+    ) -> Tensor:
+        """Map normed hidden states [T, hidden] to the attention's output [T, hidden]."""
+        config = self.config
+        heads, keys, size = config.heads, config.key_heads, config.head_dim
+        fused = self.qkv(x).view(x.shape[0], heads + 2 * keys, size)
+        q_and_k, v = fused[:, : heads + keys], fused[:, heads + keys :]
+        if self.norms is not None:
+            q_and_k = self._normed(q_and_k)
+        q_and_k = self.backend.rotary(q_and_k, *angles)
+        q, k = q_and_k[:, :heads], q_and_k[:, heads:]
+        mixed = self._attend(q, (k, v), rows, pools)
+        return self.output(mixed.reshape(x.shape[0], heads * size))
+
+    def _normed(self, q_and_k: Tensor) -> Tensor:
+        """Norm each head over its own size, queries and keys with their own weights."""
+        assert self.norms is not None
+        unit = torch.ones_like(self.norms[0, 0])
+        return self.backend.rms_norm(q_and_k, unit, self.config.eps) * self.norms
+
+    def _attend(
+        self, q: Tensor, kv: tuple[Tensor, Tensor], rows: RowOperators, pools: Pools
+    ) -> Tensor:
+        scale = 1 / math.sqrt(self.config.head_dim)
+        if self.window is None:
+            k_pool, v_pool = (pools.paged(self.cache, part)[self.layer] for part in ("k", "v"))
+            rows.paged_write(k_pool, kv[0])
+            rows.paged_write(v_pool, kv[1])
+            return rows.paged_attention(q, k_pool, v_pool, scale)
+        rings = pools.rows(self.cache, "k")[self.layer], pools.rows(self.cache, "v")[self.layer]
+        mixed = rows.window_attention(q, kv, rings, self.window, scale)
+        rows.ring_write(rings[0], kv[0])
+        rows.ring_write(rings[1], kv[1])
+        return mixed
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Attention and a gated feed-forward, each behind a norm and added to the stream."""
+
+    attention: Attention
+    gate_up: Linear
+    down: Linear
+    norms: tuple[Tensor, Tensor]
+
+    def __call__(
+        self, x: Tensor, angles: tuple[Tensor, Tensor], rows: RowOperators, pools: Pools
+    ) -> Tensor:
+        """Map the stream [T, hidden] to the stream after this layer."""
+        backend, eps = self.attention.backend, self.attention.config.eps
+        x = x + self.attention(backend.rms_norm(x, self.norms[0], eps), angles, rows, pools)
+        wide = backend.swiglu(self.gate_up(backend.rms_norm(x, self.norms[1], eps)))
+        return x + self.down(wide)
+
+
+class LlamaModel:
+    """A loaded model of the family."""
+
+    def __init__(
+        self, take: TensorTaker, config: Mapping[str, object], backend: Backend, prefix: str
+    ) -> None:
+        """Take all tensors of the checkpoint and pack them for `backend`.
+
+        Args:
+            take: where tensors come from; also says their element type.
+            config: the checkpoint's config.json.
+            backend: where the model will run.
+            prefix: put before the names of its caches.
+        """
+        self.config = read_config(config)
+        dtype = str(take.dtype).removeprefix("torch.")
+        self.description = describe(config, dtype, prefix)
+        self._backend = backend
+        self._rotary = make_rotary(self.config.head_dim, self.config.theta, self.config.scaling)
+        table = (self.config.vocab_size, self.config.hidden_size)
+        embedding = take.take("model.embed_tokens.weight", table)
+        self._embedding = embedding.to(backend.device)
+        self._layers = [
+            _take_layer(take, self.config, backend, i, prefix)
+            for i in range(len(self.config.windows))
+        ]
+        self._norm = take.take("model.norm.weight", (self.config.hidden_size,)).to(backend.device)
+        head = embedding if self.config.tied else take.take("lm_head.weight", table)
+        if self.config.tied:
+            take.skip("lm_head.weight")
+        self._head = backend.pack_linear(head, None)
+
+    def forward(self, batch: Batch, pools: Pools) -> Tensor:
+        """See Model."""
+        x = F.embedding(batch.tokens, self._embedding)
+        angles = self._rotary(batch.positions)
+        for layer in self._layers:
+            x = layer(x, angles, batch.rows, pools)
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See Model."""
+        return self._head(self._backend.rms_norm(hidden, self._norm, self.config.eps)).float()
+
+
+def _take_layer(
+    take: TensorTaker, config: LlamaConfig, backend: Backend, index: int, prefix: str
+) -> Layer:
+    name = f"model.layers.{index}."
+    hidden, wide = config.hidden_size, config.intermediate_size
+    gate_up = [
+        _weight_bias(take, f"{name}mlp.{part}_proj", wide, hidden, config.mlp_bias)
+        for part in ("gate", "up")
+    ]
+    down = _weight_bias(take, name + "mlp.down_proj", hidden, wide, config.mlp_bias)
+    norms = [
+        take.take(f"{name}{part}_layernorm.weight", (hidden,)).to(backend.device)
+        for part in ("input", "post_attention")
+    ]
+    return Layer(
+        attention=_take_attention(take, config, backend, index, prefix),
+        gate_up=_pack(backend, gate_up),
+        down=_pack(backend, [down]),
+        norms=(norms[0], norms[1]),
+    )
+
+
+def _take_attention(
+    take: TensorTaker, config: LlamaConfig, backend: Backend, index: int, prefix: str
+) -> Attention:
+    name = f"model.layers.{index}.self_attn."
+    heads, keys, size = config.heads, config.key_heads, config.head_dim
+    take.skip(name + "rotary_emb.inv_freq")
+    qkv = [
+        _weight_bias(take, f"{name}{part}_proj", count * size, config.hidden_size, config.qkv_bias)
+        for part, count in (("q", heads), ("k", keys), ("v", keys))
+    ]
+    output = _weight_bias(
+        take, name + "o_proj", config.hidden_size, heads * size, config.output_bias
+    )
+    norms = None
+    if config.head_norms:
+        q_norm, k_norm = (take.take(f"{name}{part}_norm.weight", (size,)) for part in ("q", "k"))
+        norms = torch.cat((q_norm.expand(heads, size), k_norm.expand(keys, size))).to(
+            backend.device
+        )
+    window = config.windows[index]
+    return Attention(
+        config=config,
+        qkv=_pack(backend, qkv),
+        output=_pack(backend, [output]),
+        norms=norms,
+        window=window,
+        cache=prefix + ("kv" if window is None else "window"),
+        layer=config.windows[:index].count(window),
+        backend=backend,
+    )
+
+
+def _weight_bias(
+    take: TensorTaker, name: str, outputs: int, inputs: int, biased: bool
+) -> tuple[Tensor, Tensor | None]:
+    bias = take.take(name + ".bias", (outputs,)) if biased else None
+    return take.take(name + ".weight", (outputs, inputs)), bias
+
+
+def _pack(backend: Backend, parts: list[tuple[Tensor, Tensor | None]]) -> Linear:
+    """One linear for several that read the same input."""
+    weight = torch.cat([weight for weight, _ in parts])
+    biases = [bias for _, bias in parts if bias is not None]
+    return backend.pack_linear(weight, torch.cat(biases) if biases else None)

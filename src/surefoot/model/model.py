@@ -1,0 +1,121 @@
+"""What the engine needs to know of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from surefoot.errors import ModelError
+from surefoot.state.pool import Pools
+from surefoot.state.spec import CacheSpec
+from surefoot.step import Batch
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a config tells about a model without its weights.
+
+    Attributes:
+        architecture: as the config names it.
+        vocab_size: rows of the embedding.
+        max_positions: longest context the model was made for, in tokens.
+        parameters: how many numbers its weights are.
+        layers: a word for each layer, in order: its kind of attention.
+        caches: what one request keeps, for a given element type.
+        draft_head: name of the draft head in the checkpoint, or None.
+    """
+
+    architecture: str
+    vocab_size: int
+    max_positions: int
+    parameters: int
+    layers: tuple[str, ...]
+    caches: tuple[CacheSpec, ...]
+    draft_head: str | None
+
+
+class Model(Protocol):
+    """A loaded model: hidden states for every token of a step, logits where they are wanted."""
+
+    @property
+    def description(self) -> Description:
+        """What it is and what it keeps."""
+        ...
+
+    def forward(self, batch: Batch, pools: Pools) -> Tensor:
+        """Compute a step and write its cache entries.
+
+        Returns:
+            [T, hidden] hidden states before the final norm.
+        """
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[R, vocabulary] float32 logits of hidden states [R, hidden]."""
+        ...
+
+
+class ConfigReader:
+    """Typed access to a config.json; a wrong or missing entry is an error that names it."""
+
+    def __init__(self, config: Mapping[str, object]) -> None:
+        """Read from `config`."""
+        self._config = config
+
+    def integer(self, name: str, default: int | None = None) -> int:
+        """A whole number."""
+        value = self._get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self._wrong(name, "a whole number", value)
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A number."""
+        value = self._get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self._wrong(name, "a number", value)
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True or false; null means the default."""
+        value = self._get(name, default)
+        if not isinstance(value, bool):
+            raise self._wrong(name, "true or false", value)
+        return value
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """A string."""
+        value = self._get(name, default)
+        if not isinstance(value, str):
+            raise self._wrong(name, "a string", value)
+        return value
+
+    def mapping(self, name: str) -> Mapping[str, object]:
+        """An object; {} if absent or null."""
+        value = self._config.get(name)
+        if value is None:
+            return {}
+        if not isinstance(value, Mapping):
+            raise self._wrong(name, "an object", value)
+        return value
+
+    def strings(self, name: str) -> Sequence[str]:
+        """A list of strings; () if absent or null."""
+        value = self._config.get(name)
+        if value is None:
+            return ()
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self._wrong(name, "a list of strings", value)
+        return value
+
+    def _get(self, name: str, default: object) -> object:
+        value = self._config.get(name)
+        return default if value is None else value
+
+    @staticmethod
+    def _wrong(name: str, wanted: str, value: object) -> ModelError:
+        came = "is missing" if value is None else f"is {value!r}"
+        return ModelError(f"config.json: {name!r} must be {wanted}, and it {came}")

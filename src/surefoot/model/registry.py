@@ -1,0 +1,45 @@
+"""Which file serves which architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from surefoot.backend.protocol import Backend
+from surefoot.errors import ModelError
+from surefoot.model import llama
+from surefoot.model.model import ConfigReader, Description, Model
+from surefoot.weights.load import TensorTaker
+
+
+@dataclass(frozen=True)
+class Family:
+    """One model file.
+
+    Attributes:
+        describe: (config, dtype, cache prefix) to what the config tells.
+        load: (tensors, config, backend, cache prefix) to a model.
+    """
+
+    describe: Callable[[Mapping[str, object], str, str], Description]
+    load: Callable[[TensorTaker, Mapping[str, object], Backend, str], Model]
+
+
+FAMILIES: Mapping[str, Family] = {
+    architecture: Family(llama.describe, llama.LlamaModel) for architecture in llama.ARCHITECTURES
+}
+
+
+def family_of(config: Mapping[str, object]) -> Family:
+    """The family of a config's first architecture.
+
+    Raises:
+        ModelError: it names none, or one that is not served; the message lists those that are.
+    """
+    names = ConfigReader(config).strings("architectures")
+    if not names:
+        raise ModelError("config.json names no architecture under 'architectures'")
+    if names[0] not in FAMILIES:
+        known = ", ".join(sorted(FAMILIES))
+        raise ModelError(f"architecture {names[0]!r} is not supported; known are {known}")
+    return FAMILIES[names[0]]

@@ -1,0 +1,370 @@
+"""The ledger: who may use which page and slot. One way in, one way out.
+
+    admit -> (reserve -> forward -> commit -> publish)* -> release
+
+    page table of a lease                 P = 4, computed = 10, path of 2 nodes
+    [ page 3 | page 8 | page 5 | page 6 ]
+      tree's   tree's   private  private   capacity 16
+    0        4        8   ^10          16
+                      published ends     what lies past computed is never read as truth
+
+Nothing here touches a tensor. What must happen to the pools is written down as `Work`, which
+the runner carries out before the next forward.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
+
+from surefoot.ids import PageId, SlotId
+from surefoot.state.lease import Lease, LedgerLimits, Work
+from surefoot.state.prefix import LedgerFault, Node, PrefixTree
+
+__all__ = ["Lease", "Ledger", "LedgerFault", "LedgerLimits", "Work"]
+
+_NEVER = 1 << 62
+
+
+def _next_point(page: int, every: int) -> int:
+    """The first point boundary after `page` pages: 1, 2, 4, ... `every`, then its multiples."""
+    if page < every:
+        return min(1 << page.bit_length(), every)
+    return (page // every + 1) * every
+
+
+class Ledger:
+    """Gives out pages, slots and resume points, and takes them back.
+
+    Attributes:
+        limits: what it was made with.
+        tree: the prefix tree; change it through the ledger only.
+    """
+
+    def __init__(self, limits: LedgerLimits) -> None:
+        self.limits = limits
+        self.tree = PrefixTree(limits.page_tokens, limits.bounded)
+        self._page_tokens = limits.page_tokens
+        self._pointing = limits.bounded and limits.prefix_cache and limits.points > 0
+        self._caching = limits.prefix_cache and (self._pointing or not limits.bounded)
+        # Heaps: the lowest id goes first, so a lone request gets consecutive pages.
+        self._free_pages = [PageId(page) for page in range(1, limits.pages + 1)]
+        self._free_slots = [SlotId(slot) for slot in range(1, limits.slots + 1)]
+        self._free_points = [SlotId(limits.slots + row) for row in range(1, limits.points + 1)]
+        self._private = 0
+        self._leases: set[Lease] = set()
+        self._work = Work()
+
+    @property
+    def free_pages(self) -> int:
+        """Pages that hold nothing."""
+        return len(self._free_pages)
+
+    @property
+    def cached_pages(self) -> int:
+        """Pages of the prefix cache that no lease holds; they give way when pages are needed."""
+        return self.tree.cached
+
+    @property
+    def held_pages(self) -> int:
+        """Pages that leases hold, shared ones counted once."""
+        return self._private + self.tree.held
+
+    @property
+    def free_slots(self) -> int:
+        """How many more leases can be admitted as far as slots go."""
+        return len(self._free_slots)
+
+    @property
+    def usage(self) -> float:
+        """Held pages as a fraction of all pages."""
+        return self.held_pages / self.limits.pages
+
+    def admit(self, tokens: Sequence[int], first: int, reuse: bool = True) -> Lease | None:
+        """Open a lease with the longest cached prefix attached: all or nothing.
+
+        Args:
+            tokens: the known tokens of the request; at least the last one is left to compute.
+            first: tokens beyond the cached prefix that must have room at once.
+            reuse: whether cached pages may be attached.
+
+        Returns:
+            The lease, its cursor at the end of what was attached; None if a slot or pages are
+            missing, and then nothing has changed. Cached pages are evicted if need be.
+        """
+        if not self._free_slots:
+            return None
+        limit = (len(tokens) - 1) // self._page_tokens
+        path = self.tree.match(tokens, limit) if reuse and self._caching else []
+        need = -(-first // self._page_tokens)
+        spare = self.tree.cached - sum(not node.holders for node in path)
+        if need > len(self._free_pages) + spare:
+            return None
+        lease = Lease(heappop(self._free_slots), path, len(tokens), self._page_tokens)
+        if not self._caching:
+            lease.publish_at = _NEVER
+        for node in path:
+            self.tree.hold(node)
+        self._leases.add(lease)
+        self._extend(lease, need)
+        self._restore(lease)
+        return lease
+
+    def reserve(self, lease: Lease, n: int, evict: bool = True) -> bool:
+        """Make room for positions [0, computed + n) of the lease.
+
+        Args:
+            lease: an open lease.
+            n: tokens of the next row, drafted ones included.
+            evict: whether cached pages may give way; drafts must not make them.
+
+        Returns:
+            Whether there is room now. No other lease is ever touched; False changes nothing.
+
+        Raises:
+            LedgerFault: the lease was released.
+        """
+        missing = lease.computed + n - lease.capacity
+        if missing <= 0:
+            return True
+        self._check_open(lease)
+        count = -(-missing // self._page_tokens)
+        if count > len(self._free_pages) + (self.tree.cached if evict else 0):
+            return False
+        self._extend(lease, count)
+        return True
+
+    def chunk(self, lease: Lease, n: int) -> int:
+        """Cut a prefill chunk of `n` tokens so that it ends at the next point boundary or before.
+
+        A resume point can be taken only while the slot row stands at the boundary. Rows past the
+        prompt's last boundary, and models without bounded caches, are never cut.
+        """
+        size = self._page_tokens
+        if not self._pointing or lease.computed >= lease.last_point * size:
+            return n
+        page = _next_point(lease.computed // size, self.limits.point_every)
+        return min(n, min(page, lease.last_point) * size - lease.computed)
+
+    def commit(self, lease: Lease, n: int) -> None:
+        """Move the cursor over `n` tokens whose state is final.
+
+        Raises:
+            LedgerFault: they lie beyond what was reserved, or the lease was released.
+        """
+        start = lease.computed
+        end = start + n
+        if n < 0 or end > lease.capacity:
+            raise LedgerFault(
+                f"slot {lease.slot}: commit of {n} tokens at {start}, room for {lease.capacity}"
+            )
+        lease.row_start = start
+        lease.computed = end
+
+    def publish(self, lease: Lease, tokens: Sequence[int]) -> None:
+        """Hand full pages below the cursor to the tree; take a resume point where one is due.
+
+        Call it after each commit: what a point must hold is overwritten by the rows that follow.
+
+        Args:
+            lease: an open lease.
+            tokens: the known tokens of the request, at least `computed` many.
+
+        Raises:
+            LedgerFault: fewer tokens are known than computed, or the lease was released.
+        """
+        if lease.computed < lease.publish_at:
+            return
+        self._check_open(lease)
+        if len(tokens) < lease.computed:
+            raise LedgerFault(
+                f"slot {lease.slot}: {lease.computed} tokens computed, {len(tokens)} known"
+            )
+        self._publish_pages(lease, tokens)
+        if self._pointing:
+            self._take_point(lease)
+
+    def release(self, lease: Lease, tokens: Sequence[int], publish: bool = True) -> None:
+        """Close the lease: publish what is committed, then give everything back.
+
+        Args:
+            lease: an open lease; it cannot be used again.
+            tokens: the known tokens of the request, at least `computed` many.
+            publish: False keeps pages that were not published yet from being cached, for a
+                request whose last step failed.
+
+        Raises:
+            LedgerFault: the lease was released before.
+        """
+        self._check_open(lease)
+        if publish:
+            self.publish(lease, tokens)
+        self._leases.remove(lease)
+        if lease.rolling is not None:
+            lease.rolling.rolling = False
+        private = lease.private_pages()
+        self._private -= len(private)
+        for page in private:
+            heappush(self._free_pages, page)
+        for node in reversed(lease.path):
+            self.tree.drop(node)
+        heappush(self._free_slots, lease.slot)
+        # Any further use now leaves the short way through and is refused.
+        lease.pages, lease.path, lease.rolling = [], [], None
+        lease.capacity, lease.publish_at = -1, -1
+
+    def take_work(self) -> Work:
+        """Return what must be done to the pools before the next forward, and forget it."""
+        work = self._work
+        self._work = Work()
+        return work
+
+    def audit(self) -> None:
+        """Check that everything is somewhere, once: free + held + cached = total, one writer each.
+
+        Takes time in proportion to all pages; for tests and idle moments.
+
+        Raises:
+            LedgerFault: something does not add up; the message names ids and counts.
+        """
+        self.tree.audit()
+        for lease in self._leases:
+            lease.audit(self.tree.root, self._page_tokens)
+        nodes = list(self.tree.nodes())
+        holders = Counter(node for lease in self._leases for node in lease.path)
+        for node in nodes:
+            if node.holders != holders[node]:
+                raise LedgerFault(
+                    f"page {node.page} counts {node.holders} holders, "
+                    f"{holders[node]} leases hold it"
+                )
+        self._audit_pages(nodes)
+        self._audit_rows(nodes)
+
+    def _audit_pages(self, nodes: Sequence[Node]) -> None:
+        private = [(f"slot {lease.slot}", lease.private_pages()) for lease in self._leases]
+        shared = [node.page for node in nodes]
+        owners = [("the free list", self._free_pages), ("the prefix tree", shared), *private]
+        _audit_owners("page", owners, range(1, self.limits.pages + 1))
+        counted = sum(len(pages) for _, pages in private)
+        if counted != self._private:
+            raise LedgerFault(f"{counted} pages are private, the count says {self._private}")
+
+    def _audit_rows(self, nodes: Sequence[Node]) -> None:
+        slots, points = self.limits.slots, self.limits.points
+        leased = [lease.slot for lease in self._leases]
+        saved = [node.point for node in nodes if node.point is not None]
+        owners = [("the free list", self._free_slots), ("the leases", leased)]
+        _audit_owners("slot", owners, range(1, slots + 1))
+        owners = [("the free list", self._free_points), ("the prefix tree", saved)]
+        _audit_owners("point", owners, range(slots + 1, slots + points + 1))
+
+    def _check_open(self, lease: Lease) -> None:
+        if lease not in self._leases:
+            raise LedgerFault(f"slot {lease.slot}: the lease was released and cannot be used")
+
+    def _extend(self, lease: Lease, count: int) -> None:
+        """Append `count` pages; the caller has made sure that they exist."""
+        free = self._free_pages
+        while len(free) < count:
+            self._evict_page()
+        fresh = [heappop(free) for _ in range(count)]
+        lease.pages += fresh
+        lease.capacity += count * self._page_tokens
+        self._private += count
+        self._work.clear_pages += fresh
+
+    def _evict_page(self) -> None:
+        evicted = self.tree.evict_page()
+        if evicted is None:
+            raise LedgerFault(f"nothing to evict, but {self.tree.cached} pages count as cached")
+        page, row = evicted
+        heappush(self._free_pages, page)
+        if row is not None:
+            heappush(self._free_points, row)
+
+    def _restore(self, lease: Lease) -> None:
+        """Bring the slot row to what the cursor needs: zeros, or the point it resumes from."""
+        copies = self._work.copies
+        copies.append((None, lease.slot))
+        if self.limits.bounded and lease.path:
+            node = lease.path[-1]
+            copies.append((node.point, lease.slot))
+            # Another request can use this point, so it stays where it is.
+            node.rolling = False
+
+    def _publish_pages(self, lease: Lease, tokens: Sequence[int]) -> None:
+        size, path = self._page_tokens, lease.path
+        parent = path[-1] if path else self.tree.root
+        for index in range(len(path), lease.computed // size):
+            start, end = index * size, (index + 1) * size
+            drafted = lease.draft_from <= start and end <= lease.drafted
+            key = tuple(tokens[start:end])
+            node, created = self.tree.insert(parent, key, lease.pages[index], drafted)
+            if created:
+                self._private -= 1
+            self.tree.hold(node)
+            path.append(node)
+            parent = node
+        lease.publish_at = (len(path) + 1) * size
+
+    def _take_point(self, lease: Lease) -> None:
+        """Save the slot row at the page boundary just published, if it still has what that needs.
+
+        It does when the cursor stands on the boundary, or when one decode row crossed it: such a
+        row is short enough that every bounded cache still holds the boundary's window.
+        """
+        pages = len(lease.path)
+        boundary = pages * self._page_tokens
+        exact = lease.computed == boundary
+        if exact and self._is_prompt_point(lease, pages):
+            self._take_fixed_point(lease)
+        elif lease.computed >= lease.prompt and (
+            exact or lease.prompt <= lease.row_start < boundary
+        ):
+            self._take_rolling_point(lease)
+
+    def _is_prompt_point(self, lease: Lease, pages: int) -> bool:
+        if pages >= lease.last_point:
+            return pages == lease.last_point
+        return _next_point(pages - 1, self.limits.point_every) == pages
+
+    def _take_fixed_point(self, lease: Lease) -> None:
+        node = lease.path[-1]
+        if node.point is not None:
+            node.rolling = False
+            return
+        row = self._point_row()
+        if row is not None:
+            self._save(lease, row, rolling=False)
+
+    def _take_rolling_point(self, lease: Lease) -> None:
+        if lease.path[-1].point is not None:
+            return
+        old = lease.rolling
+        row = self.tree.detach(old) if old is not None and old.rolling else self._point_row()
+        if row is not None:
+            self._save(lease, row, rolling=True)
+            lease.rolling = lease.path[-1]
+
+    def _save(self, lease: Lease, row: SlotId, rolling: bool) -> None:
+        self.tree.attach(lease.path[-1], row, rolling)
+        self._work.copies.append((lease.slot, row))
+
+    def _point_row(self) -> SlotId | None:
+        """A row for a new point: a free one, or that of the point nobody used for longest."""
+        return heappop(self._free_points) if self._free_points else self.tree.evict_point()
+
+
+def _audit_owners(kind: str, owners: Iterable[tuple[str, Sequence[int]]], ids: range) -> None:
+    """Check that each id has exactly one owner."""
+    seen: dict[int, str] = {}
+    for owner, owned in owners:
+        for number in owned:
+            if number in seen:
+                raise LedgerFault(f"{kind} {number} has two owners: {seen[number]} and {owner}")
+            seen[number] = owner
+    lost, foreign = sorted(set(ids) - seen.keys()), sorted(seen.keys() - set(ids))
+    if lost or foreign:
+        raise LedgerFault(f"of {len(ids)} {kind}s {lost} have no owner; {foreign} do not exist")

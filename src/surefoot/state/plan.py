@@ -1,0 +1,148 @@
+"""From bytes to pages, slots and resume points: the memory plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from surefoot.errors import MemoryPlanError, SettingError
+from surefoot.state.spec import CacheSpec, Paged, Recurrent, Ring
+
+_POINTS_PER_ROW = 4
+_POINTS_SHARE = 4
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What the pools hold.
+
+    Attributes:
+        page_tokens: tokens per page, P.
+        draft_tokens: the deepest draft the rings make room for.
+        pages: usable pages; the pools have one more, the sink.
+        slots: usable slots; the pools have one more, the sink.
+        points: rows for resume points, behind the slots in the same pools.
+        page_bytes: one page over all paged caches and layers.
+        slot_bytes: one slot row over all bounded caches and layers.
+        bounded: some cache is a Ring or Recurrent, so requests resume at points only.
+        capacities: ring columns by cache name; for Recurrent those of its input ring.
+        total_bytes: all pools together, sinks included.
+    """
+
+    page_tokens: int
+    draft_tokens: int
+    pages: int
+    slots: int
+    points: int
+    page_bytes: int
+    slot_bytes: int
+    bounded: bool
+    capacities: Mapping[str, int]
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all pools together, sinks included."""
+        rows = 1 + self.slots + self.points
+        return (1 + self.pages) * self.page_bytes + rows * self.slot_bytes
+
+
+def plan_memory(  # noqa: PLR0913  # one flag each, and one place where all of them meet
+    specs: Sequence[CacheSpec],
+    *,
+    page_tokens: int,
+    draft_tokens: int,
+    max_rows: int,
+    max_model_len: int,
+    budget_bytes: int,
+    points: int | None,
+    prefix_cache: bool,
+) -> MemoryPlan:
+    """Divide `budget_bytes` among pages, slots and resume points.
+
+    Every row gets a slot. Pages get what is left, up to what `max_rows` requests of the greatest
+    length can use, twice that with a prefix cache.
+
+    Args:
+        specs: the caches of the model and of its drafter.
+        page_tokens: tokens per page; a multiple of every ratio and every recurrent block.
+        draft_tokens: most drafted tokens per row.
+        max_rows: most requests in one step.
+        max_model_len: most tokens of a request.
+        budget_bytes: what all pools together may take.
+        points: how many resume points; None takes four a row, but no more than a quarter of
+            what is spare. Without bounded caches or prefix cache there are none.
+        prefix_cache: whether pages are kept for later requests.
+
+    Raises:
+        SettingError: page_tokens or draft_tokens do not suit the caches.
+        MemoryPlanError: not even one request of the greatest length fits.
+    """
+    _check_sizes(specs, page_tokens, draft_tokens)
+    paged = [spec for spec in specs if isinstance(spec, Paged)]
+    bounded = [spec for spec in specs if not isinstance(spec, Paged)]
+    page_bytes = sum(spec.page_bytes(page_tokens) for spec in paged)
+    slot_bytes = sum(spec.slot_bytes(draft_tokens) for spec in bounded)
+    longest = -(-max_model_len // page_tokens)
+    if not (bounded and prefix_cache):
+        points = 0
+    least = MemoryPlan(
+        page_tokens=page_tokens,
+        draft_tokens=draft_tokens,
+        pages=longest,
+        slots=max_rows,
+        points=points or 0,
+        page_bytes=page_bytes,
+        slot_bytes=slot_bytes,
+        bounded=bool(bounded),
+        capacities={spec.name: spec.capacity(draft_tokens) for spec in bounded},
+    )
+    spare = budget_bytes - least.total_bytes
+    if spare < 0:
+        raise MemoryPlanError(_shortage(least, max_model_len, budget_bytes))
+    if points is None:
+        affordable = spare // _POINTS_SHARE // max(1, slot_bytes)
+        points = min(_POINTS_PER_ROW * max_rows, affordable)
+        spare -= points * slot_bytes
+    most = longest * max_rows * (2 if prefix_cache else 1)
+    pages = min(most, longest + spare // max(1, page_bytes))
+    return replace(least, pages=pages, points=points)
+
+
+def _check_sizes(specs: Sequence[CacheSpec], page_tokens: int, draft_tokens: int) -> None:
+    names = [spec.name for spec in specs]
+    assert len(set(names)) == len(names), f"cache names repeat: {names}"
+    for spec in specs:
+        if isinstance(spec, Ring):
+            continue
+        unit = spec.ratio if isinstance(spec, Paged) else spec.block
+        if page_tokens < 1 or page_tokens % unit:
+            raise SettingError(
+                "page_tokens", f"cache {spec.name} needs a multiple of {unit}, not {page_tokens}"
+            )
+        if isinstance(spec, Recurrent) and draft_tokens + 1 > spec.block:
+            raise SettingError(
+                "draft_tokens",
+                f"cache {spec.name} allows drafts of at most {spec.block - 1} tokens "
+                f"(its block is {spec.block}), not {draft_tokens}",
+            )
+
+
+def _shortage(least: MemoryPlan, max_model_len: int, budget_bytes: int) -> str:
+    """What is needed, what there is, and what to change."""
+    rows = (1 + least.slots + least.points) * least.slot_bytes
+    advice = ["raise --memory"]
+    if least.page_bytes:
+        fitting = ((budget_bytes - rows) // least.page_bytes - 1) * least.page_tokens
+        fits = f" (to {fitting} or less)" if fitting > 0 else ""
+        advice.append(f"lower --max-model-len{fits}")
+    if least.slot_bytes:
+        advice.append("lower --max-rows")
+    if least.points:
+        advice.append("lower --points")
+    return (
+        f"one request of {max_model_len} tokens needs {least.total_bytes / _MIB:.1f} MiB "
+        f"({1 + least.pages} pages of {least.page_bytes} bytes, {least.slots} slots and "
+        f"{least.points} resume points of {least.slot_bytes} bytes, and the sinks), "
+        f"there are {budget_bytes / _MIB:.1f} MiB; {' or '.join(advice)}"
+    )

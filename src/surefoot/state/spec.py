@@ -1,0 +1,106 @@
+"""What a model declares about its caches: three kinds, each addressed by position.
+
+    kind        grows        address of position p
+    Paged       with length  page table[p // P], offset (p % P) // ratio, when (p + 1) % ratio == 0
+    Ring        no           row slot, column p % capacity
+    Recurrent   no           row slot: a checkpoint at `base`, and a ring of what followed
+
+Plain data: no tensors here, so a memory plan can be made and tested without a model.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "int32": 4, "int64": 8}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One tensor of a cache entry, for instance the keys of one position.
+
+    Attributes:
+        name: "k", "v", "conv", ...
+        shape: per entry, e.g. (kv_heads, head_dim).
+        dtype: a key of DTYPE_BYTES.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def bytes(self) -> int:
+        """Size of one entry of one layer."""
+        return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+
+def _entry_bytes(layers: int, parts: tuple[Part, ...]) -> int:
+    return layers * sum(part.bytes for part in parts)
+
+
+@dataclass(frozen=True)
+class Paged:
+    """Entries that accumulate with length; `ratio` tokens share one entry.
+
+    Attributes:
+        name: unique within the engine, e.g. "kv" or "draft.kv".
+        layers: how many layers keep such a cache.
+        parts: the tensors of an entry.
+        ratio: tokens per entry; the page size must be a multiple of it.
+    """
+
+    name: str
+    layers: int
+    parts: tuple[Part, ...]
+    ratio: int = 1
+
+    def page_bytes(self, page_tokens: int) -> int:
+        """Bytes of one page over all layers; `page_tokens` is P."""
+        return _entry_bytes(self.layers, self.parts) * (page_tokens // self.ratio)
+
+
+@dataclass(frozen=True)
+class Ring:
+    """The last `window` positions, kept in columns p % capacity of the request's slot row."""
+
+    name: str
+    layers: int
+    parts: tuple[Part, ...]
+    window: int
+
+    def capacity(self, draft_tokens: int) -> int:
+        """Columns that keep the window intact under drafts of up to `draft_tokens` tokens.
+
+        A verify row writes positions up to computed + draft_tokens; the next row, after all of
+        them were rejected, starts at computed + 1 and still reads back `window` positions.
+        """
+        return self.window + draft_tokens + 1
+
+    def slot_bytes(self, draft_tokens: int) -> int:
+        """Bytes of one slot row over all layers."""
+        return _entry_bytes(self.layers, self.parts) * self.capacity(draft_tokens)
+
+
+@dataclass(frozen=True)
+class Recurrent:
+    """A checkpoint at the last multiple of `block`, and the inputs that followed it."""
+
+    name: str
+    layers: int
+    state: tuple[Part, ...]
+    inputs: tuple[Part, ...]
+    block: int
+
+    def capacity(self, draft_tokens: int) -> int:
+        """Columns of the input ring."""
+        return self.block + draft_tokens
+
+    def slot_bytes(self, draft_tokens: int) -> int:
+        """Bytes of one slot row over all layers: checkpoint and input ring."""
+        ring = _entry_bytes(self.layers, self.inputs) * self.capacity(draft_tokens)
+        return _entry_bytes(self.layers, self.state) + ring
+
+
+CacheSpec = Paged | Ring | Recurrent

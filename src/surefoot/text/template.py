@@ -1,0 +1,165 @@
+"""Chat templates: messages to the text that a model was trained on.
+
+A template is a program that came with the weights, so it runs in a sandbox and sees plain data
+only. The helpers that it may call are those of transformers, which templates are written for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from surefoot.errors import PromptError, TokenizerError
+
+Message = Mapping[str, object]
+
+_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+
+
+class ChatTemplate:
+    """A compiled chat template."""
+
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str] | None = None,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        """Compile a template.
+
+        Args:
+            source: Jinja source, as checkpoints carry it.
+            special_tokens: texts of special tokens by role ("bos_token", ...), for the template.
+            now: the clock behind `strftime_now`.
+
+        Raises:
+            TokenizerError: the source is not a valid template; the message names the line.
+        """
+        self._special_tokens = dict(special_tokens or {})
+        try:
+            self._template = _environment(now).from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise TokenizerError(
+                f"line {error.lineno} of the chat template is invalid: {error.message}"
+            ) from error
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        **kwargs: object,
+    ) -> str:
+        """The text of a conversation.
+
+        Args:
+            messages: plain data; each has a "role" and mostly a "content". Keys whose value is
+                None count as absent.
+            add_generation_prompt: end with the header of the answer that is to be generated.
+            **kwargs: further variables of the template, e.g. `tools` or `enable_thinking`; they
+                win over special tokens of the same name.
+
+        Raises:
+            PromptError: the messages are malformed, or the template rejects them; the message is
+                the template's own.
+            TokenizerError: the template tries what the sandbox forbids.
+        """
+        variables: dict[str, object] = {"tools": None, "documents": None, **self._special_tokens}
+        variables |= {name: _plain(value, name) for name, value in kwargs.items()}
+        variables["messages"] = _conversation(messages)
+        variables["add_generation_prompt"] = add_generation_prompt
+        try:
+            return self._template.render(variables)
+        except SecurityError as error:
+            raise TokenizerError(f"the chat template is unsafe: {error}") from error
+        except Exception as error:  # a template is foreign code and can fail in any way
+            raise PromptError(f"the chat template rejects the messages: {error}") from error
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}` marks what a model says, for training; here it is only its content."""
+
+    def __init__(self, environment: jinja2.Environment) -> None:
+        super().__init__(environment)
+        self.tags = {"generation"}
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """Replace the block by its body."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda form: now().strftime(form)
+    return environment
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as prompts want it; Jinja's own filter would escape for HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _conversation(messages: object) -> list[dict[str, object]]:
+    if isinstance(messages, str) or not isinstance(messages, Sequence):
+        raise PromptError(f"messages must be a list of objects, not {type(messages).__name__}")
+    if not messages:
+        raise PromptError("messages is empty; at least one is needed")
+    return [_message(message, f"messages[{place}]") for place, message in enumerate(messages)]
+
+
+def _message(message: object, where: str) -> dict[str, object]:
+    if not isinstance(message, Mapping):
+        raise PromptError(f"{where} must be an object with a role, not {type(message).__name__}")
+    if not isinstance(message.get("role"), str):
+        raise PromptError(f"{where} needs a role, such as 'user', not {message.get('role')!r}")
+    given = {
+        str(key): _plain(value, f"{where}.{key}")
+        for key, value in message.items()
+        if value is not None
+    }
+    reasoning = next((given[key] for key in _REASONING_KEYS if key in given), None)
+    if reasoning is None:
+        return given
+    return {"thinking": reasoning, **given, "reasoning_content": reasoning}
+
+
+def _plain(value: object, where: str) -> object:
+    """A copy of `value` made of nothing but JSON types, so that no method of it can be called."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner, f"{where}.{key}") for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner, f"{where}[{place}]") for place, inner in enumerate(value)]
+    if isinstance(value, str):
+        return str.__str__(value)  # str() of an enumeration's member would be its name
+    for kind in (bool, int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    if value is None:
+        return None
+    raise PromptError(f"{where} must be plain JSON data, not {type(value).__name__}")

@@ -1,0 +1,348 @@
+"""Checkpoints: where a model's tensors come from, and how a model takes them.
+
+A checkpoint gives read access to stored tensors under transformers' names. A model does not
+read it directly: it takes tensors through a `TensorTaker`, which checks that every wanted tensor
+is there with the wanted shape, and that every stored tensor was wanted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Protocol, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from surefoot.errors import ModelError, WeightsError
+from surefoot.weights.names import near_names
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+
+_CONFIG_BYTES = 16 << 20
+_INDEX_BYTES = 100 << 20
+_SHOWN = 8
+_FLOATS = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
+_PICKLES = ("*.bin", "*.pt", "*.pth")
+
+
+class Checkpoint(Protocol):
+    """Read access to one model's tensors under transformers' names.
+
+    Attributes:
+        config: what config.json says, or the same translated from another format.
+        generation: what generation_config.json says; empty when there is none.
+    """
+
+    config: Mapping[str, object]
+    generation: Mapping[str, object]
+
+    def names(self) -> Collection[str]:
+        """All tensors that are stored."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of one stored tensor, without reading it."""
+
+    def read(self, name: str) -> torch.Tensor:
+        """One tensor in its stored dtype; it may be a view of the file, so never write to it.
+
+        Raises:
+            WeightsError: it cannot be read or is of a format that is not supported.
+        """
+
+    def close(self) -> None:
+        """Let go of the files; nothing can be read afterwards. May be called again."""
+
+
+class _Slice(Protocol):
+    def get_shape(self) -> list[int]: ...
+
+
+class _Shard(Protocol):
+    """The part of safetensors' open file that is used here."""
+
+    def keys(self) -> list[str]: ...
+    def get_slice(self, name: str) -> _Slice: ...
+    def get_tensor(self, name: str) -> torch.Tensor: ...
+
+
+class FolderCheckpoint:
+    """A folder in the layout of transformers: config.json and safetensors files.
+
+    With an index, exactly the files it names are read, and index and files must agree. Without,
+    `model.safetensors` is read if it is there, otherwise every `*.safetensors` file. Files are
+    mapped into memory, not read at once. Pickle files are never opened.
+
+    Raises:
+        ModelError: config.json is absent, or a JSON file is damaged.
+        WeightsError: no safetensors files, a damaged one, an index that does not fit them, a
+            tensor stored twice, or a quantised checkpoint.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.config: Mapping[str, object] = read_config(folder)
+        _refuse_quantised(self.config, folder)
+        self.generation: Mapping[str, object] = {}
+        if (folder / "generation_config.json").is_file():
+            self.generation = _read_json(folder / "generation_config.json", _CONFIG_BYTES)
+        self._shards = _open_shards(folder)
+
+    def names(self) -> Collection[str]:
+        """All tensors that are stored."""
+        return self._shards.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of one stored tensor, without reading it."""
+        return tuple(self._shards[name].get_slice(name).get_shape())
+
+    def read(self, name: str) -> torch.Tensor:
+        """One tensor in its stored dtype, usually a view of the mapped file: never write to it."""
+        try:
+            return self._shards[name].get_tensor(name)
+        except SafetensorError as error:
+            raise WeightsError(f"tensor {name!r} cannot be read: {error}") from error
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._shards = {}
+
+
+class TensorTaker:
+    """Hands a model its tensors, and keeps account of what was wanted and what is there.
+
+    Args:
+        checkpoint: where the tensors are; the caller closes it, after `finish`.
+        dtype: what every taken tensor is converted to.
+        progress: called with the name of each tensor just before it is read.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, dtype: torch.dtype, progress: Callable[[str], None]
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._dtype = dtype
+        self._progress = progress
+        self._unused = set(checkpoint.names())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What every taken tensor is converted to."""
+        return self._dtype
+
+    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """Read one tensor; taking it again is fine.
+
+        Returns:
+            A contiguous tensor of the taker's dtype that shares no memory with the file.
+
+        Raises:
+            WeightsError: it is missing, has another shape, or is not stored as plain numbers.
+        """
+        if not self.has(name):
+            raise WeightsError(f"tensor {name!r} is missing from the checkpoint{self._near(name)}")
+        came = self._checkpoint.shape(name)
+        if came != tuple(shape):
+            raise WeightsError(
+                f"tensor {name!r} has shape {list(came)} where config.json asks for {list(shape)}; "
+                "config and weights do not belong together"
+            )
+        self._progress(name)
+        self._unused.discard(name)
+        return self._converted(name, self._checkpoint.read(name))
+
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint stores such a tensor, used or not."""
+        return name in self._checkpoint.names()
+
+    def skip(self, prefix_or_name: str) -> None:
+        """Leave out on purpose the tensor of this name and all tensors of the module of this name.
+
+        `model.layers.1` covers `model.layers.1.mlp...` but not `model.layers.10`. It is no error
+        when there are none.
+        """
+        module = prefix_or_name.removesuffix(".")
+        self._unused = {
+            name for name in self._unused if name != module and not name.startswith(module + ".")
+        }
+
+    def finish(self) -> None:
+        """Check that nothing is left over.
+
+        Raises:
+            WeightsError: tensors were neither taken nor skipped; it lists the first of them.
+        """
+        if self._unused:
+            raise WeightsError(
+                f"the checkpoint has {len(self._unused)} tensors that this model does not use: "
+                f"{_listed(self._unused)}; its architecture is probably not the one in config.json"
+            )
+
+    def _near(self, name: str) -> str:
+        near = near_names(name, self._checkpoint.names())
+        return f"; names like it: {', '.join(near)}" if near else ""
+
+    def _converted(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dtype not in _FLOATS:
+            raise WeightsError(
+                f"tensor {name!r} is stored as {_dtype_name(tensor.dtype)}, which is not read "
+                "without its scales; use a checkpoint in float32, bfloat16 or float16"
+            )
+        return tensor.to(self._dtype, copy=True, memory_format=torch.contiguous_format)
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Open a model folder or a `.gguf` file.
+
+    Raises:
+        ModelError: there is no such path, or it is neither of them, or it is damaged.
+    """
+    if path.is_dir():
+        return FolderCheckpoint(path)
+    _require_gguf(path)
+    from surefoot.weights.gguf import GgufCheckpoint
+
+    return GgufCheckpoint(path)
+
+
+def read_config(path: Path) -> Mapping[str, object]:
+    """Return the config of a model folder or `.gguf` file; a folder needs no weights for that.
+
+    Raises:
+        ModelError: there is none, or it is damaged.
+    """
+    if not path.is_dir():
+        checkpoint = open_checkpoint(path)
+        checkpoint.close()
+        return checkpoint.config
+    if (path / "config.json").is_file():
+        return _read_json(path / "config.json", _CONFIG_BYTES)
+    files = sorted(file.name for file in path.glob("*.gguf"))
+    advice = f"; to run {files[0]}, name that file" if files else ""
+    raise ModelError(f"{path} has no config.json, so it is not a model folder{advice}")
+
+
+def _require_gguf(path: Path) -> None:
+    if not path.exists():
+        raise ModelError(f"{path} does not exist")
+    if path.suffix != ".gguf":
+        raise ModelError(f"{path} is neither a model folder nor a .gguf file")
+
+
+def _read_json(path: Path, limit: int) -> dict[str, object]:
+    """Read a JSON object of at most `limit` bytes."""
+    try:
+        raw = path.read_bytes() if path.stat().st_size <= limit else None
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}") from error
+    if raw is None:
+        raise ModelError(f"{path} is larger than {limit >> 20} MiB, which no such file is")
+    try:
+        content = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} must hold a JSON object, not {type(content).__name__}")
+    return content
+
+
+def _refuse_quantised(config: Mapping[str, object], folder: Path) -> None:
+    for key in ("quantization_config", "compression_config"):
+        if details := config.get(key):
+            method = details.get("quant_method") if isinstance(details, Mapping) else None
+            raise WeightsError(
+                f"{folder} is quantised with {method or 'an unnamed method'} ({key} in "
+                "config.json), which is not supported yet; use an unquantised or a GGUF checkpoint"
+            )
+
+
+def _open_shards(folder: Path) -> dict[str, _Shard]:
+    """Map the name of every tensor in the folder to the open file that holds it."""
+    index = _read_index(folder / INDEX_NAME) if (folder / INDEX_NAME).is_file() else None
+    files = _files_without_index(folder) if index is None else sorted(set(index.values()))
+    shards: dict[str, _Shard] = {}
+    homes: dict[str, str] = {}
+    for file in files:
+        shard = _open_shard(folder / file)
+        names = shard.keys()
+        for name in names:
+            if name in homes:
+                raise WeightsError(f"{folder}: {homes[name]} and {file} both hold tensor {name!r}")
+        homes.update(dict.fromkeys(names, file))
+        shards.update(dict.fromkeys(names, shard))
+    if index is not None:
+        _check_index(folder / INDEX_NAME, index, homes)
+    return shards
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    """Return the index's map from tensor to file name, whose files lie in the same folder."""
+    weight_map = _read_json(path, _INDEX_BYTES).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise WeightsError(f"{path} must hold an object weight_map from tensors to files")
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or Path(file).name != file:
+            raise WeightsError(f"{path}: {file!r}, given for tensor {name!r}, is not a file name")
+        if not file.endswith(".safetensors"):
+            raise WeightsError(f"{path}: {file!r} is not a .safetensors file")
+    for file in sorted(set(weight_map.values())):
+        if not (path.parent / file).is_file():
+            raise WeightsError(f"{path} names {file}, which is not there; fetch it again")
+    return weight_map
+
+
+def _check_index(path: Path, index: Mapping[str, str], homes: Mapping[str, str]) -> None:
+    if absent := index.keys() - homes.keys():
+        first = min(absent)
+        raise WeightsError(
+            f"{path} names {len(absent)} tensors that the files do not hold, among them {first!r} "
+            f"in {index[first]}"
+        )
+    if extra := homes.keys() - index.keys():
+        raise WeightsError(f"{path} leaves out tensors that the files hold: {_listed(extra)}")
+    for name, file in index.items():
+        if homes[name] != file:
+            raise WeightsError(f"{path} places {name!r} in {file}, but {homes[name]} holds it")
+
+
+def _files_without_index(folder: Path) -> list[str]:
+    if (folder / SINGLE_NAME).is_file():
+        return [SINGLE_NAME]
+    files = sorted(file.name for file in folder.glob("*.safetensors"))
+    if files:
+        return files
+    pickles = sorted(file.name for pattern in _PICKLES for file in folder.glob(pattern))
+    if pickles:
+        raise WeightsError(
+            f"{folder} holds only pickled weights ({pickles[0]}). These can run code and are never "
+            "opened; save the model again with transformers, which writes safetensors"
+        )
+    raise WeightsError(f"{folder} holds no *.safetensors files")
+
+
+def _open_shard(path: Path) -> _Shard:
+    try:
+        return cast(_Shard, safe_open(path, framework="pt"))
+    except (SafetensorError, OSError) as error:
+        reason = _pointer_reason(path) or f"is damaged or incomplete: {error}"
+        raise WeightsError(f"{path} {reason}") from error
+
+
+def _pointer_reason(path: Path) -> str | None:
+    """Explain a file that is only a stand-in for the real one, or return None."""
+    with suppress(OSError), path.open("rb") as file:
+        if file.read(24).startswith(b"version https://git-lfs"):
+            return "is a Git LFS pointer, not the weights; run `git lfs pull` in its folder"
+    return None
+
+
+def _listed(names: Collection[str]) -> str:
+    shown = sorted(names)[:_SHOWN]
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
