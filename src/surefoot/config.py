@@ -8,10 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from importlib.metadata import entry_points
 
 from surefoot.errors import SettingError
 
 DRAFTERS = ("auto", "none", "ngram", "draft-model", "mtp")
+DRAFTER_GROUP = "surefoot.drafters"
+"""Entry-point group under which other packages offer drafters."""
 DTYPES = ("auto", "float32", "bfloat16")
 MAX_DRAFT_TOKENS = 16
 
@@ -41,8 +44,9 @@ class EngineConfig:
     """How an engine runs. Every field is a keyword of `LLM` and a flag of the commands.
 
     Attributes:
-        drafter: who guesses ahead: ngram, draft-model, mtp, none; auto takes the model's own
-            draft head if it has one, the draft model if one is given, else ngram.
+        drafter: who guesses ahead: ngram, draft-model, mtp, none, or the name of a drafter that
+            an installed package offers; auto takes the model's own draft head if it has one,
+            the draft model if one is given, else ngram.
         draft_tokens: most tokens guessed at once; None adapts to what pays.
         draft_model: path, hub id or packaged name of the draft model.
         dtype: element type of weights and caches; auto is the fastest one of the device.
@@ -84,7 +88,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         """Check each field, then what they say together."""
-        _choice("drafter", self.drafter, DRAFTERS)
+        if self.drafter not in DRAFTERS:
+            _choice("drafter", self.drafter, (*DRAFTERS, *plugin_names()))
         _choice("dtype", self.dtype, DTYPES)
         _whole("draft_tokens", self.draft_tokens, 0, MAX_DRAFT_TOKENS)
         _whole("max_model_len", self.max_model_len, 2, None)
@@ -133,6 +138,11 @@ class EngineConfig:
 
 AUTO_DRAFT_TOKENS = 8
 """Greatest depth that `draft_tokens=None` may choose."""
+
+
+def plugin_names() -> tuple[str, ...]:
+    """Drafters that installed packages offer."""
+    return tuple(sorted(entry.name for entry in entry_points(group=DRAFTER_GROUP)))
 
 
 def make_config(**settings: object) -> EngineConfig:

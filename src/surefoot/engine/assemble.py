@@ -13,6 +13,7 @@ from surefoot.draft.draft_model import ModelDrafter
 from surefoot.draft.drafter import Drafter, NoDrafter
 from surefoot.draft.guard import GuardedDrafter
 from surefoot.draft.ngram import NgramDrafter
+from surefoot.draft.plugins import DrafterSetting, make_plugin
 from surefoot.engine.calibrate import measure_steps
 from surefoot.engine.loop import Loop
 from surefoot.engine.models import LoadedModel
@@ -101,9 +102,17 @@ def make_plan(
             return plan, length
 
 
-def assemble(target: LoadedModel, config: EngineConfig, draft: LoadedModel | None) -> Assembly:
-    """Build pools, ledger, scheduler, drafter and loop."""
-    name = resolve_drafter(target, config)
+def assemble(
+    target: LoadedModel,
+    config: EngineConfig,
+    draft: LoadedModel | None,
+    drafter: Drafter | None = None,
+) -> Assembly:
+    """Build pools, ledger, scheduler, drafter and loop.
+
+    A `drafter` given here takes the place of the one that the config names.
+    """
+    name = resolve_drafter(target, config) if drafter is None else drafter.name
     depth = 0 if name == "none" else config.most_draft_tokens
     _check_lengths(target, config, depth)
     caches = list(target.model.description.caches)
@@ -124,7 +133,9 @@ def assemble(target: LoadedModel, config: EngineConfig, draft: LoadedModel | Non
     scheduler = Scheduler(ledger, limits)
     vocab = target.model.description.vocab_size
     forward = EagerForward(target.model, pools, target.backend)
-    drafter = _drafter(name, config, draft, plan)
+    if drafter is None:
+        setting = DrafterSetting(vocab, plan.page_tokens, length)
+        drafter = _drafter(name, config, draft, plan, setting)
     guarded = drafter if isinstance(drafter, NoDrafter) else GuardedDrafter(drafter, vocab)
     runner = ModelRunner(forward, pools, vocab, plan.page_tokens)
     policy = _depth(name, config, forward, plan)
@@ -133,12 +144,18 @@ def assemble(target: LoadedModel, config: EngineConfig, draft: LoadedModel | Non
 
 
 def _drafter(
-    name: str, config: EngineConfig, draft: LoadedModel | None, plan: MemoryPlan
+    name: str,
+    config: EngineConfig,
+    draft: LoadedModel | None,
+    plan: MemoryPlan,
+    setting: DrafterSetting,
 ) -> Drafter:
     if name == "none":
         return NoDrafter()
     if name == "ngram":
         return NgramDrafter(config.ngram_max, config.ngram_min)
+    if name != "draft-model":
+        return make_plugin(name, setting)
     assert draft is not None, "a draft model is loaded before its engine is assembled"
     pools = Pools(draft.model.description.caches, plan, draft.backend.device)
     return ModelDrafter(draft.model, pools, draft.backend, plan.page_tokens)

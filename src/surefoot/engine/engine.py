@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from surefoot.config import EngineConfig
+from surefoot.draft.drafter import Drafter
 from surefoot.engine.assemble import Assembly, assemble
 from surefoot.engine.models import LoadedModel, Progress, load, load_draft, silent
 from surefoot.engine.output import DecodedText, NoText, TextStream
@@ -42,16 +43,26 @@ class Engine:
     """Serves many requests at once on one model. Not thread-safe: one thread drives it."""
 
     def __init__(
-        self, target: LoadedModel, config: EngineConfig, draft: LoadedModel | None = None
+        self,
+        target: LoadedModel,
+        config: EngineConfig,
+        draft: LoadedModel | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         """Assemble an engine on models that are already loaded; several engines may share them.
+
+        Args:
+            target: the model that is served.
+            config: the settings.
+            draft: the draft model, where the config asks for one.
+            drafter: who guesses ahead, in place of the one that `config.drafter` names.
 
         Raises:
             SettingError: the config does not suit the model, or the caches do not fit.
         """
         self.target = target
         self.config = config
-        self._parts: Assembly | None = assemble(target, config, draft)
+        self._parts: Assembly | None = assemble(target, config, draft, drafter)
         self._next_id = 0
 
     @classmethod

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from surefoot.draft.depth import Depth, StepCost
@@ -24,7 +25,7 @@ from surefoot.engine.rows import Emission, PlannedRow, RowResult
 from surefoot.engine.runner import Runner, StepResult
 from surefoot.engine.scheduler import Scheduler
 from surefoot.request import FinishReason, Request
-from surefoot.state.ledger import Ledger
+from surefoot.state.ledger import Ledger, Work
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class Loop:
         self._ledger, self._scheduler, self._runner = ledger, scheduler, runner
         self._drafter, self._depth = drafter, depth
         self._streams: dict[Request, TextStream] = {}
+        self._undone: deque[Work] = deque()
         self.clock: Callable[[], float] = time.perf_counter
         scheduler.on_leave = self._forget
 
@@ -77,15 +79,27 @@ class Loop:
 
     def _compute(self, rows: Sequence[PlannedRow]) -> StepResult:
         """Draft, run the model over known and drafted tokens, and choose."""
-        work = self._ledger.take_work()
-        self._runner.prepare(work)
-        self._drafter.prepare(work)
+        self._prepare()
         begun = self.clock()
         self._draft([row for row in rows if row.depth > 0])
         drafted = self.clock()
         result = self._runner.run(rows)
         self._measure(rows, drafted - begun, self.clock() - drafted)
         return result
+
+    def _prepare(self) -> None:
+        """Clear and copy cache rows as the ledger recorded.
+
+        A resume point exists for the ledger as soon as its copy is recorded. So what a failed step
+        did not get to is done before the next forward, in order and nothing twice.
+        """
+        work = self._ledger.take_work()
+        self._drafter.prepare(work)
+        self._undone.append(Work(work.clear_pages, []))
+        self._undone.extend(Work([], [copy]) for copy in work.copies)
+        while self._undone:
+            self._runner.prepare(self._undone[0])
+            self._undone.popleft()
 
     def _draft(self, rows: Sequence[PlannedRow]) -> None:
         wanted = [DraftRow(row.request, row.lease, row.depth) for row in rows]

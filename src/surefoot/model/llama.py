@@ -195,14 +195,14 @@ class Attention:
     ) -> Tensor:
         scale = 1 / math.sqrt(self.config.head_dim)
         if self.window is None:
-            k_pool, v_pool = (pools.paged(self.cache, part)[self.layer] for part in ("k", "v"))
+            k_pool, v_pool = (pools.layers(self.cache, part)[self.layer] for part in ("k", "v"))
             rows.paged_write(k_pool, kv[0])
             rows.paged_write(v_pool, kv[1])
             return rows.paged_attention(q, k_pool, v_pool, scale)
-        rings = pools.rows(self.cache, "k")[self.layer], pools.rows(self.cache, "v")[self.layer]
-        mixed = rows.window_attention(q, kv, rings, self.window, scale)
-        rows.ring_write(rings[0], kv[0])
-        rows.ring_write(rings[1], kv[1])
+        k_ring, v_ring = (pools.layers(self.cache, part)[self.layer] for part in ("k", "v"))
+        mixed = rows.window_attention(q, kv, (k_ring, v_ring), self.window, scale)
+        rows.ring_write(k_ring, kv[0])
+        rows.ring_write(v_ring, kv[1])
         return mixed
 
 

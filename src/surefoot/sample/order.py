@@ -60,7 +60,7 @@ class Blocks:
     def ranked(self, bound: float) -> Tensor:
         """Ids with score >= bound in the total order, [n] int64; never tokens at -inf."""
         ids = self.at_least(bound)
-        return ids[self.take(ids).sort(descending=True, stable=True).indices]
+        return ids[self.take(ids).argsort(descending=True, stable=True)]
 
     def best(self, count: int) -> Tensor:
         """The first `count` ids of the total order, fewer if others are at -inf; [n] int64."""
@@ -80,7 +80,7 @@ def argmax_rows(scores: Tensor) -> Tensor:
     Returns:
         [R] int64.
     """
-    values = _padded(scores).unflatten(-1, (-1, BLOCK))
+    values = _padded(scores).view(scores.shape[0], -1, BLOCK)
     block = values.amax(-1).argmax(-1)
     rows = torch.arange(scores.shape[0], device=scores.device)
     return block * BLOCK + values[rows, block].argmax(-1)

@@ -90,9 +90,9 @@ class HistoryCounts:
     def _note(self, tokens: Sequence[int]) -> None:
         """Give each token that was not seen before a place of its own."""
         known = len(self._places)
-        # An accelerator would not report an index out of range until much later.
-        assert all(0 <= token < self._vocab for token in tokens), "a token outside the vocabulary"
         fresh = [token for token in dict.fromkeys(tokens) if token not in self._places]
+        # An accelerator would not report an index out of range until much later.
+        assert not fresh or 0 <= min(fresh) <= max(fresh) < self._vocab, "no such token id"
         self._places.update(zip(fresh, range(known, known + len(fresh)), strict=True))
         lacking = len(self._places) - len(self._ids)
         if lacking > 0:
@@ -321,7 +321,7 @@ def _nucleus(scores: Blocks, kept: Tensor | None, top_p: float) -> Tensor:
     if kept is not None:
         reached = _reached(scores, kept)
         return _prefix(kept, reached, top_p * float(reached[-1]))
-    total = float(scores.values.exp().sum(1).sum(dtype=torch.float64))
+    total = float(scores.values.exp().sum(1, dtype=torch.float64).sum())
     wanted = top_p * total
     for bound in (scores.peak(64), scores.peak(512)):
         kept = scores.ranked(bound)

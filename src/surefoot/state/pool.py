@@ -42,6 +42,8 @@ class Pools:
                     self._paged[spec.name, part.name] = _zeros(shape, part, device)
             else:
                 self._add_rows(spec, rows, plan.draft_tokens, device)
+        both = (self._paged | self._rows).items()
+        self._layers = {name: pool.unbind(0) for name, pool in both}
 
     def _add_rows(
         self, spec: Ring | Recurrent, rows: int, draft: int, device: torch.device
@@ -62,6 +64,10 @@ class Pools:
     def rows(self, cache: str, part: str) -> Tensor:
         """[layers, rows, capacity, *shape] of a ring, [layers, rows, *shape] of a checkpoint."""
         return self._rows[cache, part]
+
+    def layers(self, cache: str, part: str) -> Sequence[Tensor]:
+        """The same as `paged` or `rows`, layer by layer; made once, as models ask in every step."""
+        return self._layers[cache, part]
 
     def apply(self, work: Work) -> None:
         """Zero newly handed-out pages; clear and copy slot rows in the order recorded.

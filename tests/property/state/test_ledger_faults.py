@@ -92,9 +92,9 @@ def find_fault(ledger: type[Ledger], world: type[World], points: bool) -> None:
 @pytest.mark.parametrize(
     ("ledger", "world", "symptom"),
     [
-        (EarlyPublisher, World, "published, but computed"),
+        (EarlyPublisher, World, "published, but computed|page entry"),
         (SilentEarlyPublisher, World, "page entry"),
-        (Sharer, World, "two owners"),
+        (Sharer, World, "two owners|was not cleared|page entry"),
         (Forgetful, World, "ring|checkpoint"),
         (Optimist, World, "drafter entry"),
         (Lazy, World, "was not cleared"),

@@ -230,6 +230,13 @@ def test_sentence_piece_spelling(hello: Tokenizer, text: str, expected: list[str
     assert [hello._backend.id_to_token(token) for token in hello.encode(text)] == expected
 
 
+def test_text_that_looks_like_a_byte_token_is_text() -> None:
+    pieces = ["<0", "x4", "1>", "<0x4", "▁", *"<0x41>"]
+    tokenizer = tokenizer_from_gguf(sentence_piece(pieces))
+    ids = tokenizer.encode("<0x41>", add_special=False)
+    assert [tokenizer.token_text(token) for token in ids] == [" ", "<0x4", "1>"]
+
+
 def test_without_a_space_prefix_text_is_taken_as_it_is() -> None:
     tokenizer = tokenizer_from_gguf(HELLO | {"tokenizer.ggml.add_space_prefix": False})
     ids = tokenizer.encode("hello world", add_special=False)

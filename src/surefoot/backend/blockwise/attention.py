@@ -19,8 +19,6 @@ from surefoot.backend.blockwise.tiles import TILE_TOKENS, PageGroup, TileGroup, 
 from surefoot.backend.blockwise.window import RingShape, WindowGroup, group_windows
 from surefoot.backend.protocol import RowLayout
 
-SAFE_QUERY_ROWS = 16
-
 
 @dataclass(frozen=True)
 class ProductShape:
@@ -66,26 +64,33 @@ def put_outputs(out: Tensor, group: TileGroup, values: Tensor) -> None:
     out.index_copy_(0, group.targets, flat)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+def spread_bias(bias: Tensor, shape: ProductShape) -> Tensor:
+    """[tiles, blocks, 1, 1, width, P] as it is added to the scores: [tiles * blocks * K, R, P]."""
+    tiles, blocks, _, _, width, columns = bias.shape
+    wide = bias.expand(tiles, blocks, shape.key_heads, shape.group, width, columns)
+    return wide.reshape(-1, shape.group * width, columns)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
     """Softmax attention by blocks of keys.
 
     Args:
-        q: [tiles, K, R, D], scaled; R = G * width.
+        q: [tiles, K, R, D]; R = G * width.
         k: [tiles * blocks * K, P, D].
         v: the same.
-        bias: [tiles, blocks, 1, 1, width, P].
+        bias: [tiles * blocks * K, R, P].
+        scale: factor on the scores.
 
     Returns:
         [tiles, K, R, D].
     """
     tiles, heads, rows, size = q.shape
-    blocks, width, columns = bias.shape[1], bias.shape[-2], bias.shape[-1]
+    blocks = k.shape[0] // (tiles * heads)
     spread = q[:, None].expand(tiles, blocks, heads, rows, size).reshape(-1, rows, size)
-    scores = torch.bmm(spread, k.transpose(1, 2))
-    grid = scores.view(tiles, blocks, heads, rows // width, width, columns)
-    grid.add_(bias)
-    grid.sub_(grid.amax(dim=(1, 5), keepdim=True)).exp_()
-    totals = scores.sum(-1).view(tiles, blocks, heads, rows, 1)
+    scores = torch.baddbmm(bias, spread, k.transpose(1, 2), alpha=scale)
+    grid = scores.view(tiles, blocks, heads, rows, -1)
+    grid.sub_(grid.amax(dim=(1, 4), keepdim=True)).exp_()
+    totals = grid.sum(-1, keepdim=True)
     values = torch.bmm(scores, v).view(tiles, blocks, heads, rows, size)
     return tree_sum(values) / tree_sum(totals)
 
@@ -100,27 +105,32 @@ class BlockwiseRows:
         self._layout = layout
         self._device = device
         self._tile_width = tile_width
-        self._groups: dict[int, list[PageGroup]] = {}
-        self._windows: dict[tuple[int, RingShape], list[WindowGroup]] = {}
+        self._groups: dict[ProductShape, list[tuple[PageGroup, Tensor]]] = {}
+        self._windows: dict[tuple[ProductShape, RingShape], list[tuple[WindowGroup, Tensor]]] = {}
         self._columns: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        self._flat: dict[int, Tensor] = {}
         self._pages, self._offsets = (index.to(device) for index in _addresses(layout))
 
     def paged_write(self, pool: Tensor, entries: Tensor) -> None:
         """See RowOperators."""
-        if pool.dim() == 4:
-            pool[self._pages, :, self._offsets] = entries
-        else:
-            pool[self._pages, self._offsets] = entries
+        heads = pool.shape[1] if pool.dim() == 4 else 1
+        if heads not in self._flat:
+            rows = self._pages[:, None] * heads + torch.arange(heads, device=self._device)
+            flat = rows * self._layout.page_tokens + self._offsets[:, None]
+            self._flat[heads] = flat.flatten()
+        size = pool.shape[-1]
+        pool.view(-1, size).index_copy_(0, self._flat[heads], entries.reshape(-1, size))
 
     def paged_attention(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, scale: float) -> Tensor:
         """See RowOperators."""
         heads = k_pool.shape[1]
-        scaled, out = q.float() * scale, q.new_empty(q.shape, dtype=torch.float32)
+        wide = q.float()
+        out = torch.empty_like(wide)
         shape = ProductShape(heads, q.shape[1] // heads, q.shape[2], self._layout.page_tokens)
-        for group in self._page_groups(self._tile_width(shape)):
-            k, v = (_blocks(pool, group) for pool in (k_pool, v_pool))
-            tiles = take_queries(scaled, group.queries, heads)
-            put_outputs(out, group.queries, attend(tiles, k, v, group.bias))
+        for group, bias in self._page_groups(shape):
+            k, v = _blocks(k_pool, group), _blocks(v_pool, group)
+            tiles = take_queries(wide, group.queries, heads)
+            put_outputs(out, group.queries, attend(tiles, k, v, bias, scale))
         return out.to(q.dtype)
 
     def ring_write(self, ring: Tensor, entries: Tensor) -> None:
@@ -146,23 +156,28 @@ class BlockwiseRows:
     ) -> Tensor:
         """See RowOperators."""
         heads, capacity = rings[0].shape[2], rings[0].shape[1]
-        scaled, out = q.float() * scale, q.new_empty(q.shape, dtype=torch.float32)
+        wide = q.float()
+        out = torch.empty_like(wide)
         shape = ProductShape(heads, q.shape[1] // heads, q.shape[2], self._layout.page_tokens)
-        for group in self._window_groups(self._tile_width(shape), RingShape(window, capacity)):
+        for group, bias in self._window_groups(shape, RingShape(window, capacity)):
             k, v = (group.gather(ring, own) for ring, own in zip(rings, kv, strict=True))
-            tiles = take_queries(scaled, group.queries, heads)
-            put_outputs(out, group.queries, attend(tiles, k, v, group.bias))
+            tiles = take_queries(wide, group.queries, heads)
+            put_outputs(out, group.queries, attend(tiles, k, v, bias, scale))
         return out.to(q.dtype)
 
-    def _page_groups(self, width: int) -> list[PageGroup]:
-        if width not in self._groups:
-            self._groups[width] = group_pages(self._layout, width, self._device)
-        return self._groups[width]
+    def _page_groups(self, shape: ProductShape) -> list[tuple[PageGroup, Tensor]]:
+        if shape not in self._groups:
+            groups = group_pages(self._layout, self._tile_width(shape), self._device)
+            self._groups[shape] = [(group, spread_bias(group.bias, shape)) for group in groups]
+        return self._groups[shape]
 
-    def _window_groups(self, width: int, ring: RingShape) -> list[WindowGroup]:
-        key = (width, ring)
+    def _window_groups(
+        self, shape: ProductShape, ring: RingShape
+    ) -> list[tuple[WindowGroup, Tensor]]:
+        key = (shape, ring)
         if key not in self._windows:
-            self._windows[key] = group_windows(self._layout, width, ring, self._device)
+            groups = group_windows(self._layout, self._tile_width(shape), ring, self._device)
+            self._windows[key] = [(group, spread_bias(group.bias, shape)) for group in groups]
         return self._windows[key]
 
 
@@ -203,26 +218,39 @@ def _ring_addresses(layout: RowLayout, capacity: int) -> tuple[Tensor, Tensor, T
 def least_tile_width(shape: ProductShape) -> int:
     """Fewest tokens per tile from which batched products keep a row's bits at this shape.
 
-    Compares products of every row count that a tile can have with tiles of SAFE_QUERY_ROWS rows,
-    for both products of attention, alone and among other pages.
+    Compares tiles of every width with full ones of TILE_TOKENS, for both products of attention.
+    At worst every tile has to be full, and then all rows go through one product of one size.
     """
     generator = torch.Generator().manual_seed(shape.size)
-    rows = -(-TILE_TOKENS * shape.group // SAFE_QUERY_ROWS) * SAFE_QUERY_ROWS
-    batch = 2 * shape.key_heads
+    batch, rows = 2 * shape.key_heads, TILE_TOKENS * shape.group
     q = torch.randn(batch, rows, shape.size, generator=generator)
     pages = torch.randn(batch, shape.page_tokens, shape.size, generator=generator)
     weights = torch.rand(batch, rows, shape.page_tokens, generator=generator)
     least = 1
-    for width in range(1, TILE_TOKENS + 1):
+    for width in range(1, TILE_TOKENS):
         count = width * shape.group
-        if not (_agree(q, pages.transpose(1, 2), count) and _agree(weights, pages, count)):
+        if not (
+            _agree(_scores, q, pages.transpose(1, 2), count)
+            and _agree(torch.bmm, weights, pages, count)
+        ):
             least = width + 1
-    return min(least, -(-SAFE_QUERY_ROWS // shape.group))
+    return least
 
 
-def _agree(left: Tensor, right: Tensor, count: int) -> bool:
-    tiles = [torch.bmm(tile.contiguous(), right) for tile in left.split(SAFE_QUERY_ROWS, dim=1)]
-    safe = torch.cat(tiles, dim=1)[:, :count]
-    part = left[:, :count].contiguous()
-    alone = torch.bmm(part[:1], right[:1])
-    return torch.equal(torch.bmm(part, right), safe) and torch.equal(alone, safe[:1])
+def _scores(q: Tensor, keys: Tensor) -> Tensor:
+    return torch.baddbmm(q.new_zeros(()), q, keys, alpha=0.5)
+
+
+def _agree(
+    product: Callable[[Tensor, Tensor], Tensor], left: Tensor, right: Tensor, count: int
+) -> bool:
+    """Whether `count` rows, taken from either end, come out as they do among all rows."""
+    whole = product(left, right)
+    for rows in (slice(0, count), slice(left.shape[1] - count, left.shape[1])):
+        part = left[:, rows].contiguous()
+        alone = product(part[:1], right[:1])
+        if not torch.equal(product(part, right), whole[:, rows]):
+            return False
+        if not torch.equal(alone, whole[:1, rows]):
+            return False
+    return True

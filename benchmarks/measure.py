@@ -1,0 +1,87 @@
+"""Shared by the benchmark scripts: load once, decode, time, and compare side by side."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from surefoot.config import make_config
+from surefoot.engine.engine import Engine
+from surefoot.engine.models import LoadedModel
+from surefoot.params import SamplingParams
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """One timed run: decode speed, and what drafting did."""
+
+    tokens_per_s: float
+    drafts: int
+    accepted: int
+    tokens: tuple[tuple[int, ...], ...]
+
+
+def load_prompts(name: str) -> list[dict[str, str]]:
+    """The prompts of one file in benchmarks/prompts."""
+    lines = (HERE / "prompts" / f"{name}.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def engine_on(model: LoadedModel, **settings: object) -> Engine:
+    """An engine for timing: no prefix cache, so that every run prefills."""
+    return Engine(model, make_config(prefix_cache=False, memory=2 << 30, **settings))
+
+
+def decode(
+    engine: Engine, prompts: Sequence[str | Sequence[int]], new_tokens: int, temperature: float = 0
+) -> Decoded:
+    """Decode speed of one batch, from the moment that all prompts are computed."""
+    params = SamplingParams(
+        max_tokens=new_tokens, temperature=temperature, seed=7, ignore_eos=True, n=1
+    )
+    requests = [request for prompt in prompts for request in engine.submit(prompt, params)]
+    started: set[object] = set()
+    while len(started) < len(requests):
+        started |= {emission.request for emission in engine.step() if emission.token_ids}
+    before = sum(request.output_length for request in requests)
+    begun = time.perf_counter()
+    while not engine.idle:
+        engine.step()
+    seconds = time.perf_counter() - begun
+    decoded = sum(request.output_length for request in requests) - before
+    return Decoded(
+        tokens_per_s=decoded / seconds,
+        drafts=sum(request.speculation.drafts for request in requests),
+        accepted=sum(request.speculation.accepted for request in requests),
+        tokens=tuple(tuple(request.output) for request in requests),
+    )
+
+
+def alternate(sides: dict[str, Callable[[], float]], pairs: int) -> dict[str, list[float]]:
+    """Run all sides in turn, `pairs` times, after one warm-up of each."""
+    for run in sides.values():
+        run()
+    speeds: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(pairs):
+        for name, run in sides.items():
+            speeds[name].append(run())
+    return speeds
+
+
+def ratio(ours: Sequence[float], base: Sequence[float]) -> float:
+    """Median of the ratios pair by pair."""
+    return statistics.median(a / b for a, b in zip(ours, base, strict=True))
+
+
+def save(name: str, record: dict[str, object]) -> None:
+    """Append one record to benchmarks/results/NAME.jsonl."""
+    RESULTS.mkdir(exist_ok=True)
+    with (RESULTS / f"{name}.jsonl").open("a") as file:
+        file.write(json.dumps(record) + "\n")

@@ -1,0 +1,225 @@
+"""Which cases a check runs: every pair of settings at least once, decided by a seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations, count
+
+from surefoot.params import MAX_SEED, SamplingParams
+
+SAMPLINGS = ("greedy", "sampled", "penalties")
+PRESSURES = ("calm", "forced", "scarce")
+_PLAIN_EVERY = 4
+
+Pair = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What the cases range over; one value of each makes a case.
+
+    A value that stands twice comes about twice as often.
+
+    Attributes:
+        drafters: names of drafters; "none" stands for plain decoding cut in other ways.
+        depths: draft lengths in tokens; None adapts.
+        batches: most requests computed at once.
+        samplings: some of SAMPLINGS.
+        caches: prefix cache on or off.
+        chunks: most prompt tokens of one request in a step.
+        pressures: some of PRESSURES: left alone, pre-empted at random steps, or short of pages.
+    """
+
+    drafters: Sequence[str]
+    depths: Sequence[int | None] = (1, 3, 8, None)
+    batches: Sequence[int] = (8, 4, 1)
+    samplings: Sequence[str] = SAMPLINGS
+    caches: Sequence[bool] = (True, False, True)
+    chunks: Sequence[int] = (256, 24, 5)
+    pressures: Sequence[str] = PRESSURES
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request of a case; equal ones have the same plain run.
+
+    Attributes:
+        prompt: index among the prompts.
+        sampling: one of SAMPLINGS.
+        seed: of the sampling noise.
+    """
+
+    prompt: int
+    sampling: str
+    seed: int
+
+    def params(self, prompt: Sequence[int], new_tokens: int) -> SamplingParams:
+        """How its tokens are chosen; `prompt` are its token ids."""
+        if self.sampling == "greedy":
+            return SamplingParams(max_tokens=new_tokens, temperature=0)
+        if self.sampling == "penalties":
+            return SamplingParams(
+                max_tokens=new_tokens,
+                temperature=0.9,
+                min_p=0.05,
+                presence_penalty=0.4,
+                frequency_penalty=0.3,
+                repetition_penalty=1.1,
+                logit_bias={prompt[0]: 1.0, prompt[-1]: -1.5},
+                min_tokens=new_tokens // 2,
+                seed=self.seed,
+            )
+        # Half of them are cut at the edges, half take any token.
+        if self.prompt % 2:
+            return SamplingParams(max_tokens=new_tokens, temperature=1.0, seed=self.seed)
+        return SamplingParams(
+            max_tokens=new_tokens, temperature=0.8, top_k=50, top_p=0.95, seed=self.seed
+        )
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to run some requests; the fields are values of a `Scope`.
+
+    Attributes:
+        number: counts the cases of a check from 1.
+        round: counts from 0 how often all pairs were gone through; later ones draw other noise.
+        seed: of the whole check.
+    """
+
+    number: int
+    round: int
+    seed: int
+    drafter: str
+    depth: int | None
+    sampling: str
+    batch: int
+    prefix_cache: bool
+    chunk: int
+    pressure: str
+
+    @property
+    def depth_name(self) -> int | str:
+        """The depth as reports show it."""
+        return "auto" if self.depth is None else self.depth
+
+    @property
+    def name(self) -> str:
+        """Says what the case does, and is unique within a check."""
+        drafting = "none" if self.drafter == "none" else f"{self.drafter} k={self.depth_name}"
+        cache = "cache" if self.prefix_cache else "no-cache"
+        how = f"{self.sampling} batch={self.batch} {cache} chunk={self.chunk} {self.pressure}"
+        return f"{self.number:02d} {drafting} {how}"
+
+    def asks(self, prompts: int) -> list[Ask]:
+        """Its requests, more than one batch of them, on some of `prompts` prompts.
+
+        Most of those behind the first batch repeat a prompt of that batch, so that they find its
+        pages in the prefix cache.
+        """
+        places = [*range(self.batch), *range(1, self.batch + 1)]
+        if self.batch == 1:
+            places = [0, 0, 1]
+        return [self._ask((5 * self.number + place) % prompts) for place in places]
+
+    def _ask(self, prompt: int) -> Ask:
+        if self.sampling == "greedy":
+            return Ask(prompt, self.sampling, 0)
+        return Ask(prompt, self.sampling, (self.seed + 7919 * self.round + prompt) % MAX_SEED)
+
+
+def plan(scope: Scope, seed: int) -> Iterator[list[Case]]:
+    """Rounds of cases without end; each round holds every pair of settings of a drafted case.
+
+    Among four drafted cases stands one without a drafter, cut into other batches and chunks.
+    """
+    numbers = count(1)
+    undrafted = _undrafted(scope, seed)
+    for number in count():
+        rng = random.Random(f"{seed}/{number}")
+        cases = []
+        for at, values in enumerate(_drafted(scope, rng)):
+            if at % _PLAIN_EVERY == 0 and "none" in scope.drafters:
+                cases.append(Case(next(numbers), number, seed, *next(undrafted)))
+            cases.append(Case(next(numbers), number, seed, *values))
+        yield cases or [Case(next(numbers), number, seed, *next(undrafted)) for _ in range(12)]
+
+
+_Values = tuple[str, int | None, str, int, bool, int, str]
+
+
+def _drafted(scope: Scope, rng: random.Random) -> Iterator[_Values]:
+    drafters = [name for name in scope.drafters if name != "none"]
+    sizes = [len(drafters), len(scope.depths), *_other_sizes(scope)]
+    for row in pairwise(sizes, rng):
+        yield (drafters[row[0]], scope.depths[row[1]], *_others(scope, row[2:]))
+
+
+def _undrafted(scope: Scope, seed: int) -> Iterator[_Values]:
+    for number in count():
+        rng = random.Random(f"{seed}/none/{number}")
+        for row in pairwise(_other_sizes(scope), rng):
+            yield ("none", 0, *_others(scope, row))
+
+
+def _other_sizes(scope: Scope) -> list[int]:
+    rest = (scope.samplings, scope.batches, scope.caches, scope.chunks, scope.pressures)
+    return [len(values) for values in rest]
+
+
+def _others(scope: Scope, row: Sequence[int]) -> tuple[str, int, bool, int, str]:
+    return (
+        scope.samplings[row[0]],
+        scope.batches[row[1]],
+        scope.caches[row[2]],
+        scope.chunks[row[3]],
+        scope.pressures[row[4]],
+    )
+
+
+def pairwise(sizes: Sequence[int], rng: random.Random) -> list[tuple[int, ...]]:
+    """Few combinations that hold each pair of values of any two dimensions.
+
+    Args:
+        sizes: how many values each of at least two dimensions has.
+        rng: breaks ties.
+
+    Returns:
+        One index for each dimension in each combination; none if a dimension has no values.
+    """
+    if 0 in sizes:
+        return []
+    missing: set[Pair] = {
+        (one, a, other, b)
+        for one, other in combinations(range(len(sizes)), 2)
+        for a in range(sizes[one])
+        for b in range(sizes[other])
+    }
+    rows = []
+    while missing:
+        row = _densest(sizes, missing, rng)
+        missing -= {(i, row[i], j, row[j]) for i, j in combinations(range(len(sizes)), 2)}
+        rows.append(row)
+    return rows
+
+
+def _densest(sizes: Sequence[int], missing: set[Pair], rng: random.Random) -> tuple[int, ...]:
+    """A combination that starts from a missing pair and takes in as many others as it can."""
+    one, a, other, b = rng.choice(sorted(missing))
+    row = {one: a, other: b}
+    rest = [dimension for dimension in range(len(sizes)) if dimension not in row]
+    rng.shuffle(rest)
+    for dimension in rest:
+        values = list(range(sizes[dimension]))
+        rng.shuffle(values)
+        row[dimension] = max(values, key=lambda value: _gain(row, dimension, value, missing))
+    return tuple(row[dimension] for dimension in range(len(sizes)))
+
+
+def _gain(row: dict[int, int], dimension: int, value: int, missing: set[Pair]) -> int:
+    return sum(
+        ((i, a, dimension, value) if i < dimension else (dimension, value, i, a)) in missing
+        for i, a in row.items()
+    )

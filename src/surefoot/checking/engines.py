@@ -1,0 +1,129 @@
+"""The engines of a check: one for plain runs, and one for each case."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from surefoot.checking.cases import Ask, Case
+from surefoot.checking.drafters import TEST_DRAFTERS, ReplayDrafter
+from surefoot.checking.prompts import Prompt
+from surefoot.config import EngineConfig
+from surefoot.engine.assemble import make_plan
+from surefoot.engine.engine import Engine
+from surefoot.engine.models import LoadedModel
+from surefoot.errors import PromptError
+from surefoot.request import Request
+
+_SCARCE_SHARE = 0.5
+_SMALL_STEP = 64
+_DRAFT_MODEL = "draft-model"
+
+
+@dataclass(frozen=True)
+class Models:
+    """What is checked.
+
+    Attributes:
+        target: the model whose output must not depend on drafting.
+        draft: the draft model, if one is among the drafters.
+    """
+
+    target: LoadedModel
+    draft: LoadedModel | None = None
+
+
+class Engines:
+    """Makes engines that share the models and the context length."""
+
+    def __init__(
+        self, models: Models, config: EngineConfig, prompts: Sequence[Prompt], new_tokens: int
+    ) -> None:
+        """Make engines for `prompts`, each to be continued by up to `new_tokens` tokens.
+
+        Args:
+            models: what is checked.
+            config: device, memory and lengths; the cases set what they are about.
+            prompts: at least one.
+            new_tokens: at least 1.
+
+        Raises:
+            PromptError: no prompts were given.
+        """
+        if not prompts:
+            raise PromptError("is missing; give at least one")
+        self.models, self._prompts, self._new_tokens = models, prompts, new_tokens
+        self._longest = max(len(prompt.tokens) for prompt in prompts) + new_tokens
+        known = config.max_model_len or models.target.model.description.max_positions
+        self._config = replace(config, max_model_len=min(self._longest, known))
+
+    def submit(self, engine: Engine, ask: Ask) -> Request:
+        """Hand a request to one of the engines.
+
+        Raises:
+            PromptError: its prompt has no room for a new token.
+        """
+        tokens = self._prompts[ask.prompt].tokens
+        return engine.submit(tokens, ask.params(tokens, self._new_tokens))[0]
+
+    def plain(self) -> Engine:
+        """No drafter, no prefix cache, one request at a time, its prompt in one piece."""
+        config = replace(
+            self._config,
+            drafter="none",
+            draft_tokens=None,
+            draft_model=None,
+            max_rows=1,
+            max_step_tokens=self._longest,
+            prefill_chunk=self._longest,
+            prefix_cache=False,
+        )
+        return Engine(self.models.target, config)
+
+    def of(self, case: Case) -> tuple[Engine, ReplayDrafter | None]:
+        """An engine that runs as a case says, and its test drafter if it has one.
+
+        Raises:
+            SettingError: a drafter or a depth that this model cannot have.
+        """
+        target, config = self.models.target, self._config_of(case)
+        if case.drafter in TEST_DRAFTERS:
+            vocab = target.model.description.vocab_size
+            drafter = ReplayDrafter(case.drafter, vocab, case.seed + case.number)
+            return Engine(target, config, drafter=drafter), drafter
+        return Engine(target, config, self._draft_of(case)), None
+
+    def _draft_of(self, case: Case) -> LoadedModel | None:
+        return self.models.draft if case.drafter == _DRAFT_MODEL else None
+
+    def _config_of(self, case: Case) -> EngineConfig:
+        least_step = _SMALL_STEP if case.chunk < _SMALL_STEP else 2 * case.chunk
+        config = replace(
+            self._config,
+            # A test drafter is handed over; any other name than "none" makes room for its drafts.
+            drafter="ngram" if case.drafter in TEST_DRAFTERS else case.drafter,
+            draft_tokens=case.depth,
+            draft_model=self._config.draft_model if case.drafter == _DRAFT_MODEL else None,
+            max_rows=case.batch,
+            max_step_tokens=max(4 * case.batch, least_step),
+            prefill_chunk=case.chunk,
+            prefix_cache=case.prefix_cache,
+        )
+        return self._scarce(case, config) if case.pressure == "scarce" else config
+
+    def _scarce(self, case: Case, config: EngineConfig) -> EngineConfig:
+        """The config with memory for one request of any length, but not for a whole batch."""
+        draft = self._draft_of(case)
+        caches = list(self.models.target.model.description.caches)
+        caches += draft.model.description.caches if draft is not None else ()
+        roomy, context = make_plan(caches, config, self.models.target, config.most_draft_tokens)
+        size = roomy.page_tokens
+        ends = sorted(self._pages(ask, size) for ask in case.asks(len(self._prompts)))
+        pages = max(-(-context // size), int(_SCARCE_SHARE * sum(ends[-case.batch :])))
+        spared = max(0, roomy.pages - pages)
+        return replace(config, memory=roomy.total_bytes - spared * roomy.page_bytes)
+
+    def _pages(self, ask: Ask, page_tokens: int) -> int:
+        """How many pages a request fills in the end."""
+        tokens = len(self._prompts[ask.prompt].tokens) + self._new_tokens
+        return -(-tokens // page_tokens)

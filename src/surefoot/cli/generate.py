@@ -1,0 +1,107 @@
+"""`surefoot generate`: continue prompts and print what comes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from surefoot.cli.answers import answer, run_counting, warn_of_failures
+from surefoot.cli.asks import ASK_DEFAULTS, Ask, AskOptions
+from surefoot.cli.options import (
+    DEFAULT_MODEL,
+    ENGINE_DEFAULTS,
+    SAMPLING_DEFAULTS,
+    EngineOptions,
+    JsonOutput,
+    ModelName,
+    SamplingOptions,
+)
+from surefoot.cli.prompts import COPYING
+from surefoot.cli.report import Comparison, result_entries, summary
+from surefoot.cli.show import Screen
+from surefoot.errors import PromptError, SettingError
+
+if TYPE_CHECKING:
+    from surefoot.cli.session import Job, Session
+
+
+def generate(
+    model: ModelName = DEFAULT_MODEL,
+    *prompts: Annotated[str, Parameter(help="Texts to continue; else standard input is one.")],
+    asking: AskOptions = ASK_DEFAULTS,
+    sampling: SamplingOptions = SAMPLING_DEFAULTS,
+    engine: EngineOptions = ENGINE_DEFAULTS,
+    compare: Annotated[
+        bool,
+        Parameter(
+            help="Do the same without drafter, and show both speeds and whether the tokens are "
+            "the same; exit status 1 if not. Has a prompt of its own if none is given.",
+            negative=(),
+            show_default=False,
+        ),
+    ] = False,
+    json: JsonOutput = False,
+) -> int:
+    """Continue prompts, or answer them, and print what comes.
+
+    One prompt is shown while it grows; several are shown together in the end.
+    """
+    screen = Screen()
+    asks = asking.gather(prompts)
+    if not asks and compare:
+        asks = [Ask(prompt=COPYING)]
+    if not asks:
+        raise PromptError("none was given; name one behind the model, or use --prompt or --file")
+    options = asking.template_options()
+    config = engine.single()
+    # The model's side loads torch, which --help and a mistyped flag need not wait for.
+    from surefoot.cli.session import opened
+
+    with opened(model, config, screen) as session:
+        defaults = sampling.over(session.llm.default_params())
+        jobs = [session.job(ask, defaults, options) for ask in asks]
+        return (_compared if compare else _generated)(session, jobs, screen, json)
+
+
+def _generated(session: Session, jobs: Sequence[Job], screen: Screen, json: bool) -> int:
+    run = answer(session, jobs, screen, quiet=json)
+    if json:
+        screen.json({"results": result_entries(run.results)})
+    else:
+        screen.note(summary(run.results, run.tokens_per_s))
+    return 1 if warn_of_failures(run, screen) else 0
+
+
+def _compared(session: Session, jobs: Sequence[Job], screen: Screen, json: bool) -> int:
+    """Run with the drafter and without, both warm, on the same weights and with the same seeds."""
+    from surefoot.cli.session import without_drafter
+
+    if session.drafter == "none":
+        raise SettingError("compare", "compares a drafter with none; name another drafter")
+    jobs = [_seeded(job) for job in jobs]
+    with without_drafter(session) as plain:
+        session.warm_up()
+        plain.warm_up()
+        run = answer(session, jobs, screen, quiet=json)
+        base = run_counting(plain, jobs, screen, "the same without drafter")
+    comparison = Comparison.of(run, base)
+    if json:
+        entries = result_entries(run.results)
+        screen.json({"results": entries, "comparison": comparison.entry()})
+    else:
+        for line in comparison.lines():
+            screen.note(line, style=None)
+    failed = warn_of_failures(run, screen) + warn_of_failures(base, screen)
+    return 0 if comparison.identical and not failed else 1
+
+
+def _seeded(job: Job) -> Job:
+    """The same job with a seed, so that it can be done twice alike."""
+    from surefoot.sample.noise import fresh_seed
+
+    if job.params.seed is not None:
+        return job
+    return replace(job, params=replace(job.params, seed=fresh_seed()))

@@ -1,0 +1,10 @@
+"""Models and plain answers, made once for all tests of this folder."""
+
+import pytest
+
+from tests.lossless.harness import Bench
+
+
+@pytest.fixture(scope="session")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return Bench(tmp_path_factory.mktemp("lossless"))

@@ -1,0 +1,322 @@
+"""Runs requests under one configuration, and plainly, and says where the two differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+import torch
+
+from surefoot.config import EngineConfig, make_config
+from surefoot.draft.drafter import Drafter
+from surefoot.engine.engine import Engine
+from surefoot.engine.models import LoadedModel, load, load_draft
+from surefoot.ids import SINK_PAGE, SINK_SLOT, RequestId
+from surefoot.params import SamplingParams
+from surefoot.request import FinishReason, Request
+from surefoot.state.pool import Pools
+from surefoot.state.spec import Ring
+from surefoot.testing.drafters import make_test_drafter
+from surefoot.testing.tiny_models import write_tiny
+
+VOCAB = 64
+CONTEXT = 96
+NEW = 24
+OWN_DRAFTERS = ("none", "ngram", "draft-model")
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "sliding": "MistralForCausalLM",
+}
+_GENERATOR = torch.Generator().manual_seed(7)
+_STEM = torch.randint(1, VOCAB, (44,), generator=_GENERATOR).tolist()
+# Several share 40 tokens, some repeat themselves, one is a single token.
+PROMPTS: tuple[tuple[int, ...], ...] = (
+    (*_STEM[:40], 1, 2),
+    (*_STEM[:40], 3),
+    (9, 8, 7, 6) * 5,
+    (*_STEM[:33], 5, 5, 5, 5, 5),
+    (11,),
+    (*_STEM, 17, 4),
+    (21, 22, 23) * 3,
+    tuple(_STEM[:40]),
+)
+SAMPLING: Mapping[str, SamplingParams] = {
+    "greedy": SamplingParams(max_tokens=NEW, temperature=0),
+    "top-p": SamplingParams(max_tokens=NEW, temperature=0.9, top_p=0.9, top_k=20, seed=1),
+    "penalties": SamplingParams(
+        max_tokens=NEW,
+        temperature=0.8,
+        presence_penalty=0.5,
+        frequency_penalty=0.4,
+        repetition_penalty=1.2,
+        min_p=0.05,
+        logit_bias={3: 1.5, 7: -2.0},
+        seed=2,
+    ),
+    "stops": SamplingParams(
+        max_tokens=NEW,
+        temperature=1.0,
+        min_tokens=5,
+        stop_token_ids=(3, 13, 22, 31, 42, 45),
+        seed=3,
+    ),
+    "logprobs": SamplingParams(
+        max_tokens=NEW, temperature=0.7, logprobs=3, prompt_logprobs=2, seed=4
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One configuration of the matrix."""
+
+    model: str
+    drafter: str
+    depth: int
+    page: int = 16
+    chunk: int = 256
+    cache: bool = True
+    batch: int = 3
+    preempt: str = "never"
+    sampling: str = "greedy"
+    poison: str = "none"
+
+    @property
+    def speculation(self) -> str:
+        """The part of the config that says who drafts."""
+        return self.drafter if self.drafter in OWN_DRAFTERS else "ngram"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one request brought."""
+
+    tokens: tuple[int, ...]
+    reason: FinishReason | None
+    logprobs: tuple[Mapping[int, float], ...]
+    prompt_logprobs: tuple[Mapping[int, float] | None, ...]
+
+
+@dataclass
+class Counts:
+    """How much a run exercised."""
+
+    drafted: int = 0
+    accepted: int = 0
+    partial: int = 0
+    cached: int = 0
+    preemptions: int = 0
+
+    def add(self, requests: Sequence[Request]) -> None:
+        """Add what requests say of themselves."""
+        for request in requests:
+            counts = request.speculation
+            self.drafted += counts.drafted
+            self.accepted += counts.accepted
+            self.partial += counts.accepted % max(1, counts.drafts) != 0
+            self.cached += request.cached_tokens > 0
+            self.preemptions += request.preemptions
+
+
+@dataclass
+class Bench:
+    """Tiny models, loaded once, and the plain answers, computed once."""
+
+    folder: Path
+    _models: dict[str, LoadedModel] = field(default_factory=dict)
+    _drafts: dict[str, LoadedModel] = field(default_factory=dict)
+    _answers: dict[tuple[str, str, int], Answer] = field(default_factory=dict)
+
+    def target(self, name: str) -> LoadedModel:
+        """The model called `name`; the sliding one sees a window of 8 in every second layer."""
+        if name not in self._models:
+            path = write_tiny(self.folder / name, ARCHITECTURES[name], mixed=True)
+            self._models[name] = load(str(path), make_config(device="cpu"))
+        return self._models[name]
+
+    def draft(self, name: str) -> LoadedModel:
+        """Its draft model: the same weights with some drift, a window in every layer."""
+        if name not in self._drafts:
+            path = write_tiny(self.folder / f"{name}-draft", ARCHITECTURES[name], drift=0.08)
+            config = make_config(device="cpu", drafter="draft-model", draft_model=str(path))
+            self._drafts[name] = load_draft(self.target(name), config)
+        return self._drafts[name]
+
+    def plain(self, model: str, sampling: str, prompt: int) -> Answer:
+        """What the prompt gives alone, in one chunk, without cache or speculation."""
+        key = (model, sampling, prompt)
+        if key not in self._answers:
+            config = make_config(
+                device="cpu",
+                drafter="none",
+                prefix_cache=False,
+                max_rows=1,
+                memory=1 << 22,
+                max_model_len=CONTEXT,
+            )
+            engine = Engine(self.target(model), config)
+            [request] = engine.submit(PROMPTS[prompt], params_of(sampling, prompt))
+            drain(engine)
+            self._answers[key] = answer_of(request)
+        return self._answers[key]
+
+
+class Run:
+    """One case on its way."""
+
+    def __init__(self, bench: Bench, case: Case) -> None:
+        """Assemble the engine of the case."""
+        self.bench, self.case = bench, case
+        self._known: dict[RequestId, tuple[int, ...]] = {}
+        draft = bench.draft(case.model) if case.drafter == "draft-model" else None
+        self.engine = Engine(bench.target(case.model), self._config(), draft, self._drafter())
+        self.requests: list[Request] = []
+
+    def _config(self) -> EngineConfig:
+        case = self.case
+        config = make_config(
+            device="cpu",
+            drafter=case.speculation,
+            draft_tokens=case.depth,
+            page_tokens=case.page,
+            prefill_chunk=case.chunk,
+            prefix_cache=case.cache,
+            max_rows=case.batch,
+            max_step_tokens=64,
+            max_model_len=CONTEXT,
+            memory=self._memory(),
+        )
+        if case.drafter == "draft-model":
+            config = replace(config, draft_model=self.bench.draft(case.model).name)
+        return config
+
+    def _memory(self) -> int:
+        """Enough for all requests at once, or hardly more than one needs."""
+        case, bench = self.case, self.bench
+        specs = list(bench.target(case.model).model.description.caches)
+        if case.drafter == "draft-model":
+            specs += bench.draft(case.model).model.description.caches
+        longest = -(-CONTEXT // case.page)
+        pages = longest + 3 if case.preempt == "scarce" else longest * 2 * case.batch
+        memory = 0
+        for spec in specs:
+            if isinstance(spec, Ring):
+                memory += (5 * case.batch + 2) * spec.slot_bytes(case.depth)
+            else:
+                memory += (1 + pages) * spec.page_bytes(case.page)
+        return memory
+
+    def _drafter(self) -> Drafter | None:
+        if self.case.drafter in OWN_DRAFTERS:
+            return None
+        return make_test_drafter(self.case.drafter, self._foretell, VOCAB, seed=5)
+
+    def _foretell(self, request: Request, count: int) -> list[int]:
+        begin = request.output_length
+        return list(self._known[request.id][begin : begin + count])
+
+    def finish(self) -> list[str]:
+        """Run all requests and say where they differ from the plain answers."""
+        case = self.case
+        prompts = list(range(max(3, case.batch)))
+        self._submit(prompts[0])
+        for _ in range(4):
+            self._step(0)
+        for prompt in prompts[1:]:
+            self._submit(prompt)
+        number = 0
+        while not self.engine.idle:
+            number += 1
+            self._step(number)
+        self.engine.parts.ledger.audit()
+        assert self.engine.usage.held_pages == 0, "pages are held after the last request"
+        return [
+            self._difference(request, prompt)
+            for prompt, request in zip(prompts, self.requests, strict=True)
+            if answer_of(request) != self._plain(prompt)
+        ]
+
+    def _plain(self, prompt: int) -> Answer:
+        return self.bench.plain(self.case.model, self.case.sampling, prompt)
+
+    def _submit(self, prompt: int) -> None:
+        params = params_of(self.case.sampling, prompt)
+        known = self._plain(prompt).tokens
+        [request] = self.engine.submit(PROMPTS[prompt], params)
+        self._known[request.id] = known
+        self.requests.append(request)
+
+    def _step(self, number: int) -> None:
+        if self.case.preempt == "forced" and number % 4 == 3:
+            self.engine.parts.scheduler.preempt_all()
+        if self.case.poison != "none":
+            poison(self.engine, self.case.poison)
+        self.engine.step()
+
+    def _difference(self, request: Request, prompt: int) -> str:
+        return (
+            f"{self.case}, prompt {prompt}:\n  {answer_of(request)}\n  plain {self._plain(prompt)}"
+            f"\n  error {request.error}"
+        )
+
+    @cached_property
+    def counts(self) -> Counts:
+        """What was exercised."""
+        counts = Counts()
+        counts.add(self.requests)
+        return counts
+
+
+def params_of(sampling: str, prompt: int) -> SamplingParams:
+    """The sampling called `sampling`, with a seed for the prompt."""
+    params = SAMPLING[sampling]
+    return params if params.seed is None else replace(params, seed=params.seed + 10 * prompt)
+
+
+def answer_of(request: Request) -> Answer:
+    """All that a caller sees of a request."""
+    return Answer(
+        tuple(request.output),
+        request.finish_reason,
+        tuple(request.logprobs),
+        tuple(request.prompt_logprobs),
+    )
+
+
+def drain(engine: Engine) -> None:
+    """Step until nothing is left."""
+    while not engine.idle:
+        engine.step()
+
+
+def poison(engine: Engine, kind: str) -> None:
+    """Spoil what nobody may read: free pages and rows and the sinks, or what lies past the cursors.
+
+    What a row may meet under a mask has to be finite, so there it is large numbers.
+    """
+    ledger, pools = engine.parts.ledger, engine.parts.pools
+    if kind == "nan":
+        rows = [SINK_SLOT, *ledger._free_slots, *ledger._free_points]
+        pools.poison([SINK_PAGE, *ledger._free_pages], rows, torch.nan)
+        return
+    for lease in ledger._leases:
+        for position in range(lease.computed, lease.capacity):
+            page, offset = divmod(position, ledger.limits.page_tokens)
+            for pool in pools._paged.values():
+                pool[:, lease.pages[page]].select(-2, offset).fill_(1e4)
+        _spoil_rings(engine, pools, lease.slot, lease.computed)
+
+
+def _spoil_rings(engine: Engine, pools: Pools, slot: int, computed: int) -> None:
+    """Overwrite the columns whose positions have left the window."""
+    for spec in engine.target.model.description.caches:
+        if isinstance(spec, Ring):
+            capacity = spec.capacity(engine.parts.plan.draft_tokens)
+            kept = {p % capacity for p in range(max(0, computed - spec.window), computed)}
+            gone = [column for column in range(capacity) if column not in kept]
+            for part in spec.parts:
+                pools.rows(spec.name, part.name)[:, slot, gone] = 1e4

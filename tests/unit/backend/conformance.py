@@ -1,0 +1,137 @@
+"""The operators of a backend, each run on the random case of a given number.
+
+A run builds its inputs on the CPU from the number alone, so two backends see the same ones.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from surefoot.backend import make_backend
+from surefoot.backend.protocol import Backend
+from surefoot.model.layers.rotary import make_rotary
+from tests.unit.backend.layouts import HEADS, SIZES, Case, case_of
+
+Run = Callable[[Backend, int], Sequence[Tensor]]
+
+TOLERANCE = 1e-5
+
+BACKENDS: Mapping[str, Callable[[], Backend]] = {
+    "cpu": lambda: make_backend("cpu", True),
+    "cpu-fast": lambda: make_backend("cpu", False),
+    **({"cuda": lambda: make_backend("cuda", None)} if torch.cuda.is_available() else {}),
+}
+
+
+def paged_write(backend: Backend, seed: int) -> Sequence[Tensor]:
+    case = case_of(seed)
+    rows = backend.rows(case.layout)
+    pool = case.pool().to(backend.device)
+    flat = pool[:, 0].clone()
+    entries = case.entries().to(backend.device)
+    rows.paged_write(pool, entries)
+    rows.paged_write(flat, entries[:, 0])
+    return pool, flat
+
+
+def paged_attention(backend: Backend, seed: int) -> Sequence[Tensor]:
+    case = case_of(seed)
+    rows = backend.rows(case.layout)
+    pools = [case.pool().to(backend.device) for _ in range(2)]
+    for pool in pools:
+        rows.paged_write(pool, case.entries().to(backend.device))
+    q = case.queries().to(backend.device)
+    return (rows.paged_attention(q, pools[0], pools[1], _scale(case)),)
+
+
+def ring_write(backend: Backend, seed: int) -> Sequence[Tensor]:
+    case = case_of(seed)
+    ring = case.ring().to(backend.device)
+    backend.rows(case.layout).ring_write(ring, case.entries().to(backend.device))
+    return (ring,)
+
+
+def window_attention(backend: Backend, seed: int) -> Sequence[Tensor]:
+    case = case_of(seed)
+    rings = case.ring().to(backend.device), case.ring().to(backend.device)
+    kv = case.entries().to(backend.device), case.entries().to(backend.device)
+    q = case.queries().to(backend.device)
+    rows = backend.rows(case.layout)
+    return (rows.window_attention(q, kv, rings, case.window, _scale(case)),)
+
+
+def rms_norm(backend: Backend, seed: int) -> Sequence[Tensor]:
+    rng, draws = _sources(seed)
+    tokens, heads, width = rng.randrange(40), rng.randint(1, 12), rng.randint(1, 300)
+    weight = torch.randn(width, generator=draws).to(backend.device)
+    flat = 3 * torch.randn(tokens, width, generator=draws)
+    by_head = torch.randn(tokens, heads + 2, width, generator=draws)[:, :heads]
+    eps = rng.choice((1e-6, 1e-5, 1e-2))
+    return [backend.rms_norm(x.to(backend.device), weight, eps) for x in (flat, by_head)]
+
+
+def swiglu(backend: Backend, seed: int) -> Sequence[Tensor]:
+    rng, draws = _sources(seed)
+    x = 4 * torch.randn(rng.randrange(40), 2 * rng.randint(1, 200), generator=draws)
+    return (backend.swiglu(x.to(backend.device)),)
+
+
+def rotary(backend: Backend, seed: int) -> Sequence[Tensor]:
+    rng, draws = _sources(seed)
+    heads, size = sum(rng.choice(HEADS)), rng.choice((2, 6, *SIZES))
+    tokens = rng.randrange(40)
+    positions = torch.randint(0, 10_000, (tokens,), generator=draws)
+    cos, sin = make_rotary(size, 10_000.0, None)(positions)
+    wide = torch.randn(tokens, heads + 2, size, generator=draws)
+    device = backend.device
+    return [
+        backend.rotary(x.to(device), cos.to(device), sin.to(device)) for x in (wide, wide[:, 2:])
+    ]
+
+
+def pack_linear(backend: Backend, seed: int) -> Sequence[Tensor]:
+    rng, draws = _sources(seed)
+    outputs, inputs = rng.randint(1, 300), rng.randint(1, 300)
+    weight = torch.randn(outputs, inputs, generator=draws) / inputs**0.5
+    bias = torch.randn(outputs, generator=draws)
+    x = torch.randn(rng.choice((0, 1, 2, rng.randint(3, 80))), inputs, generator=draws)
+    x = x.to(backend.device)
+    return [backend.pack_linear(weight, added)(x) for added in (None, bias)]
+
+
+OPERATORS: Mapping[str, Run] = {
+    run.__name__: run
+    for run in (
+        paged_write,
+        paged_attention,
+        ring_write,
+        window_attention,
+        rms_norm,
+        swiglu,
+        rotary,
+        pack_linear,
+    )
+}
+
+
+def differing(got: Sequence[Tensor], want: Sequence[Tensor]) -> list[str]:
+    """What is wrong with `got`: shapes, element types, or values further apart than TOLERANCE."""
+    faults = []
+    for place, (one, other) in enumerate(zip(got, want, strict=True)):
+        if one.shape != other.shape or one.dtype != other.dtype:
+            faults.append(f"{place}: {one.dtype}{list(one.shape)}, not {list(other.shape)}")
+        elif not torch.allclose(one.cpu(), other, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True):
+            faults.append(f"{place}: values differ")
+    return faults
+
+
+def _scale(case: Case) -> float:
+    return case.size**-0.5
+
+
+def _sources(seed: int) -> tuple[random.Random, torch.Generator]:
+    return random.Random(seed), torch.Generator().manual_seed(seed)

@@ -1,0 +1,199 @@
+"""The cpu backend gives a token the same bits however the work is cut, operator by operator."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from surefoot.backend import make_backend
+from surefoot.backend.blockwise.attention import ProductShape, least_tile_width
+from surefoot.backend.blockwise.tiles import TILE_TOKENS
+from tests.unit.backend.cuts import (
+    Computes,
+    Machine,
+    Script,
+    Setting,
+    alone,
+    one_by_one,
+    padded,
+    rejecting,
+    same_bits,
+    sequences_of,
+    shuffled,
+    together,
+    unpadded,
+)
+from tests.unit.backend.small import VOCAB, PagedAttention, Vectors, window_attention
+
+Shape = tuple[tuple[int, int], int, int]
+
+# Query and key heads, head size, tokens per page. The small ones lie where the library takes
+# another kernel for small products.
+SHAPES: list[Shape] = [
+    ((4, 4), 8, 4),
+    ((4, 2), 64, 16),
+    ((9, 3), 16, 32),
+    ((16, 2), 128, 8),
+    ((16, 2), 2, 8),
+    ((8, 2), 6, 4),
+    ((5, 5), 10, 5),
+    ((3, 1), 20, 1),
+]
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def attentions(shape: Shape, window: int) -> list[Computes]:
+    vectors = Vectors.of(1, shape[0], shape[1])
+    return [PagedAttention(vectors), window_attention(vectors, window)]
+
+
+def scripts(setting: Setting, seed: int) -> dict[str, Script]:
+    lengths, rng = setting.lengths, random.Random(seed)
+    return {
+        "together": together(lengths),
+        "one by one": one_by_one(lengths),
+        "rejecting": rejecting(lengths, setting.depth),
+        "shuffled": shuffled(lengths, setting.depth, rng),
+        "shuffled again": shuffled(lengths, setting.depth, rng),
+    }
+
+
+def differing_cuts(model: Computes, setting: Setting, seed: int) -> list[str]:
+    """Names of the cuts whose bits are not those of each sequence computed alone and whole."""
+    backend = make_backend("cpu", True)
+    want = Machine(model, backend, setting).play(alone(setting.lengths))
+    assert all(bool(out.isfinite().all()) for out in want)
+    found = []
+    for name, script in scripts(setting, seed).items():
+        for pad in (unpadded, padded):
+            got = Machine(model, backend, setting).play(script, pad)
+            if not same_bits(got, want):
+                found.append(f"{name}, {pad.__name__}")
+    return found
+
+
+@pytest.mark.parametrize("kind", [0, 1], ids=["paged", "window"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_attention_has_the_same_bits_for_every_cut(shape: Shape, kind: int) -> None:
+    setting = Setting(sequences_of(3, VOCAB, (37, 1, 18)), shape[2])
+    assert differing_cuts(attentions(shape, window=8)[kind], setting, seed=7) == []
+
+
+@pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 40])
+def test_window_attention_has_the_same_bits_for_every_window(window: int) -> None:
+    setting = Setting(sequences_of(3, VOCAB, (37, 20)), page_tokens=16, depth=3)
+    model = attentions(((4, 2), 16, 16), window)[1]
+    assert differing_cuts(model, setting, seed=window) == []
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("seed", range(40))
+def test_attention_has_the_same_bits_for_random_shapes(seed: int) -> None:
+    _random_shape(seed)
+
+
+@pytest.mark.deep
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("seed", range(100, 120))
+def test_attention_has_the_same_bits_with_two_threads(seed: int) -> None:
+    _random_shape(seed)
+
+
+def _random_shape(seed: int) -> None:
+    rng = random.Random(seed)
+    heads = rng.choice([(4, 4), (4, 2), (9, 3), (16, 2), (3, 1), (5, 5)])
+    shape = heads, rng.choice([2, 6, 8, 10, 20, 64, 80, 128]), rng.choice([3, 4, 8, 16, 32, 64])
+    lengths = [rng.randint(1, 90) for _ in range(rng.randint(1, 4))]
+    setting = Setting(
+        sequences_of(seed, VOCAB, lengths), shape[2], rng.choice([1, 4, 8]), scatter=seed % 2 == 0
+    )
+    for model in attentions(shape, rng.choice([1, 3, 8, 16, 33])):
+        assert differing_cuts(model, setting, seed) == []
+
+
+@pytest.mark.deep
+@pytest.mark.usefixtures("two_threads")
+def test_one_thread_and_two_give_the_same_bits() -> None:
+    backend = make_backend("cpu", True)
+    for shape in SHAPES:
+        setting = Setting(sequences_of(3, VOCAB, (70, 1, 18)), shape[2])
+        for model in attentions(shape, window=8):
+            script = together(setting.lengths)
+            two = Machine(model, backend, setting).play(script)
+            torch.set_num_threads(1)
+            one = Machine(model, backend, setting).play(script)
+            torch.set_num_threads(2)
+            assert same_bits(one, two)
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, ((2, 2), 64, 32), ((1, 1), 4, 4)], ids=str)
+def test_tiles_of_the_least_width_and_wider_agree(shape: Shape) -> None:
+    (heads, keys), size, page_tokens = shape
+    group = heads // keys
+    least = least_tile_width(ProductShape(keys, group, size, page_tokens))
+    assert 1 <= least <= TILE_TOKENS
+    draws = torch.Generator().manual_seed(99)
+    left = torch.randn(3, TILE_TOKENS * group, size, generator=draws)
+    right = torch.randn(3, page_tokens, size, generator=draws).transpose(1, 2)
+    whole = torch.bmm(left, right)
+    for width in range(least, TILE_TOKENS + 1):
+        part = left[:, : width * group].contiguous()
+        assert torch.equal(torch.bmm(part, right), whole[:, : width * group]), width
+
+
+def test_some_shape_needs_wide_tiles() -> None:
+    """Otherwise the measurement would measure nothing on this machine."""
+    widths = [
+        least_tile_width(ProductShape(keys, heads // keys, size, page_tokens))
+        for (heads, keys), size, page_tokens in SHAPES
+    ]
+    assert max(widths) > 1
+
+
+def _row_invariant(run: object, x: Tensor) -> None:
+    """Slices, strided slices and single rows of x give the bits that the whole gives."""
+    assert callable(run)
+    whole = run(x)
+    for start, stop in ((0, 1), (3, 4), (1, 3), (2, 7), (5, 22), (1, len(x)), (0, len(x) - 1)):
+        assert torch.equal(run(x[start:stop]), whole[start:stop]), (start, stop)
+        assert torch.equal(run(x[start:stop].clone()), whole[start:stop]), (start, stop)
+    assert torch.equal(run(torch.cat((x[7:], x[:7]))), torch.cat((whole[7:], whole[:7])))
+    assert run(x[:0]).shape[0] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("width", [1, 2, 3, 7, 15, 17, 20, 31, 33, 64, 67, 127, 192])
+def test_elementwise_operators_have_the_same_bits_at_any_width(
+    width: int, dtype: torch.dtype
+) -> None:
+    backend = make_backend("cpu", True)
+    draws = torch.Generator().manual_seed(width)
+    weight = torch.randn(width, generator=draws).to(dtype)
+    x = (4 * torch.randn(40, width, generator=draws)).to(dtype)
+    _row_invariant(lambda part: backend.rms_norm(part, weight, 1e-5), x)
+    wide = (4 * torch.randn(40, 2 * width, generator=draws)).to(dtype)
+    _row_invariant(backend.swiglu, wide)
+
+
+@pytest.mark.parametrize("size", [2, 6, 10, 16, 64])
+def test_operators_on_heads_have_the_same_bits_for_any_rows(size: int) -> None:
+    backend = make_backend("cpu", True)
+    draws = torch.Generator().manual_seed(size)
+    fused = torch.randn(40, 7, size, generator=draws)
+    angles = torch.randn(40, 1, size, generator=draws)
+    _row_invariant(lambda part: backend.rms_norm(part, torch.ones(size), 1e-6), fused[:, :5])
+    both = torch.cat((fused, angles), dim=1)
+    _row_invariant(
+        lambda part: backend.rotary(part[:, :5], part[:, 7:], part[:, 7:]).contiguous(), both
+    )
