@@ -31,3 +31,12 @@ def test_tour_names_every_package() -> None:
     for folder in source.iterdir():
         if folder.is_dir() and any(folder.glob("*.py")) and any(folder.glob("[a-z]*.py")):
             assert f"`{folder.name}/`" in tour, f"docs/tour.md says nothing of {folder.name}/"
+
+
+def test_readme_has_the_support_matrix_of_the_code() -> None:
+    root = Path(__file__).parents[2]
+    names: dict[str, object] = {"__name__": "tools", "__file__": str(root / "tools/support_matrix.py")}
+    exec((root / "tools/support_matrix.py").read_text(), names)
+    matrix = names["matrix"]
+    assert callable(matrix)
+    assert str(matrix()) in (root / "README.md").read_text()

@@ -1,0 +1,40 @@
+"""Prints the README's support matrix from the code, or checks that the README has it.
+
+python tools/support_matrix.py            prints it
+python tools/support_matrix.py --write    puts it into README.md
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from surefoot.backend import BACKENDS
+from surefoot.config import DRAFTERS
+from surefoot.model.registry import FAMILIES
+
+README = Path(__file__).parents[1] / "README.md"
+BEGIN, END = "<!-- support matrix: begin -->", "<!-- support matrix: end -->"
+
+
+def matrix() -> str:
+    """Architectures by backends, and the drafters."""
+    backends = list(BACKENDS)
+    lines = ["| architecture | " + " | ".join(backends) + " |", "|---" * (len(backends) + 1) + "|"]
+    lines += [f"| {name} |" + " yes |" * len(backends) for name in sorted(FAMILIES)]
+    drafters = ", ".join(f"`{name}`" for name in DRAFTERS if name not in ("auto", "none", "mtp"))
+    return "\n".join([*lines, "", f"Drafters for all of them: {drafters}, and plug-ins."])
+
+
+def with_matrix(text: str) -> str:
+    """The README with the matrix between its marks."""
+    before, rest = text.split(BEGIN)
+    after = rest.split(END)[1]
+    return f"{before}{BEGIN}\n{matrix()}\n{END}{after}"
+
+
+if __name__ == "__main__":
+    if "--write" in sys.argv:
+        README.write_text(with_matrix(README.read_text()))
+    else:
+        print(matrix())
