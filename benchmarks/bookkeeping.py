@@ -11,6 +11,7 @@ import statistics
 import time
 
 from measure import save
+
 from surefoot.engine.scheduler import Scheduler, SchedulerLimits
 from surefoot.ids import RequestId
 from surefoot.params import SamplingParams
@@ -81,10 +82,19 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300)
     options = parser.parse_args()
     record: dict[str, object] = {}
-    for rows, cached in ((1, 0), (64, 0), (64, 100_000), (256, 100_000), (1024, 0), (1024, 100_000)):
+    for rows, cached in (
+        (1, 0),
+        (64, 0),
+        (64, 100_000),
+        (256, 100_000),
+        (1024, 0),
+        (1024, 100_000),
+    ):
         cost = run(rows, cached, options.steps)
         record[f"{rows} rows, {cached} cached pages"] = cost
-        print(f"{rows:5d} rows {cached:7d} cached pages {cost:6.2f} us per row and step", flush=True)
+        print(
+            f"{rows:5d} rows {cached:7d} cached pages {cost:6.2f} us per row and step", flush=True
+        )
     save("bookkeeping", record)
 
 

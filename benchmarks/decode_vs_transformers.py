@@ -12,10 +12,11 @@ from collections.abc import Callable
 
 import torch
 from measure import alternate, decode, engine_on, ratio, save
+from transformers import AutoModelForCausalLM, PreTrainedModel, StoppingCriteria
+
 from surefoot.config import make_config
 from surefoot.engine.models import LoadedModel, load
 from surefoot.weights.locate import locate
-from transformers import AutoModelForCausalLM, PreTrainedModel, StoppingCriteria
 
 
 class Clock(StoppingCriteria):
@@ -71,7 +72,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     path = locate(options.model, revision=None, progress=print)
-    peer = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    peer = AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32
+    )
     models = {
         "bitwise": load(options.model, make_config(drafter="none")),
         "no-bitwise": load(options.model, make_config(drafter="none", bitwise=False)),
@@ -80,7 +83,10 @@ def main() -> None:
         speeds = alternate(sides_for(models, peer, batch, options), options.pairs)
         for name, values in speeds.items():
             times = ratio(values, speeds["transformers"])
-            print(f"batch {batch:3d} {name:13s} {statistics.median(values):7.1f} tok/s {times:5.2f}x", flush=True)
+            print(
+                f"batch {batch:3d} {name:13s} {statistics.median(values):7.1f} tok/s {times:5.2f}x",
+                flush=True,
+            )
         save("decode_vs_transformers", {"batch": batch, "tokens_per_s": speeds, **vars(options)})
 
 

@@ -11,6 +11,7 @@ from functools import partial
 
 import torch
 from measure import alternate, decode, engine_on, load_prompts, ratio, save
+
 from surefoot.config import make_config
 from surefoot.engine.engine import Engine
 from surefoot.engine.models import load
@@ -18,7 +19,9 @@ from surefoot.engine.models import load
 KINDS = ("copy_edit", "code", "prose")
 
 
-def speed(engine: Engine, prompts: list[str], options: argparse.Namespace, seen: dict[str, object]) -> float:
+def speed(
+    engine: Engine, prompts: list[str], options: argparse.Namespace, seen: dict[str, object]
+) -> float:
     """Tokens per second over all prompts, `batch` at a time; notes what was generated."""
     groups = [prompts[i : i + options.batch] for i in range(0, len(prompts), options.batch)]
     runs = [decode(engine, group, options.new_tokens, options.temperature) for group in groups]
@@ -44,13 +47,16 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     model = load(options.model, make_config(drafter="none", bitwise=options.bitwise))
     engines = {"none": engine_on(model, drafter="none")}
-    engines |= {f"ngram {k}": engine_on(model, drafter="ngram", draft_tokens=k) for k in options.depths}
+    engines |= {
+        f"ngram {k}": engine_on(model, drafter="ngram", draft_tokens=k) for k in options.depths
+    }
     engines["ngram auto"] = engine_on(model, drafter="ngram")
     for kind in options.kinds:
         prompts = [item["prompt"] for item in load_prompts(kind)]
         seen: dict[str, dict[str, object]] = {name: {} for name in engines}
         sides = {
-            name: partial(speed, engine, prompts, options, seen[name]) for name, engine in engines.items()
+            name: partial(speed, engine, prompts, options, seen[name])
+            for name, engine in engines.items()
         }
         speeds = alternate(sides, options.pairs)
         for name, values in speeds.items():
@@ -61,7 +67,10 @@ def main() -> None:
                 flush=True,
             )
         lengths = {name: notes["accept_length"] for name, notes in seen.items()}
-        save("drafting", {"kind": kind, "tokens_per_s": speeds, "accept_length": lengths, **vars(options)})
+        save(
+            "drafting",
+            {"kind": kind, "tokens_per_s": speeds, "accept_length": lengths, **vars(options)},
+        )
 
 
 if __name__ == "__main__":

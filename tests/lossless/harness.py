@@ -24,6 +24,7 @@ from surefoot.testing.tiny_models import write_tiny
 VOCAB = 64
 CONTEXT = 96
 NEW = 24
+PREEMPTED_STEPS = (2, 7, 8, 20, 31, 50)
 OWN_DRAFTERS = ("none", "ngram", "draft-model")
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -99,6 +100,9 @@ class Answer:
     reason: FinishReason | None
     logprobs: tuple[Mapping[int, float], ...]
     prompt_logprobs: tuple[Mapping[int, float] | None, ...]
+
+
+_PARTS = ("tokens", "reason", "logprobs", "prompt_logprobs")
 
 
 @dataclass
@@ -251,16 +255,19 @@ class Run:
         self.requests.append(request)
 
     def _step(self, number: int) -> None:
-        if self.case.preempt == "forced" and number % 4 == 3:
+        assert number < 2000, f"{self.case} comes to no end"
+        if self.case.preempt == "forced" and number in PREEMPTED_STEPS:
             self.engine.parts.scheduler.preempt_all()
         if self.case.poison != "none":
             poison(self.engine, self.case.poison)
         self.engine.step()
 
     def _difference(self, request: Request, prompt: int) -> str:
+        plain, own = self._plain(prompt), answer_of(request)
+        what = [name for name in _PARTS if getattr(own, name) != getattr(plain, name)]
         return (
-            f"{self.case}, prompt {prompt}:\n  {answer_of(request)}\n  plain {self._plain(prompt)}"
-            f"\n  error {request.error}"
+            f"{self.case}, prompt {prompt}: {', '.join(what)} differ, error {request.error!r}\n"
+            f"  {own.tokens} {own.reason}\n  {plain.tokens} {plain.reason} plain"
         )
 
     @cached_property

@@ -10,10 +10,29 @@ from itertools import combinations, count
 from surefoot.params import MAX_SEED, SamplingParams
 
 SAMPLINGS = ("greedy", "sampled", "penalties")
+PLAIN, DRAFT_MODEL = "none", "draft-model"
 PRESSURES = ("calm", "forced", "scarce")
+TEST_DRAFTERS = {"replay": 0.3, "wrong": 1.0}
+"""Drafters that every model can be checked with: how often a token of theirs is spoilt."""
+
 _PLAIN_EVERY = 4
 
 Pair = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How much is checked.
+
+    Attributes:
+        new_tokens: most new tokens of a request.
+        tokens: how many to compare at least; None runs one round of cases.
+        seed: decides cases, noise, spoilt drafts and moments of pre-emption.
+    """
+
+    new_tokens: int = 32
+    tokens: int | None = None
+    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -39,6 +58,28 @@ class Scope:
     caches: Sequence[bool] = (True, False, True)
     chunks: Sequence[int] = (256, 24, 5)
     pressures: Sequence[str] = PRESSURES
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Fields of a `Scope` as a user wants them; empty where nothing was said."""
+
+    drafters: Sequence[str] = ()
+    depths: Sequence[int | None] = ()
+    batches: Sequence[int] = ()
+    caches: Sequence[bool] = ()
+    chunks: Sequence[int] = ()
+
+    def over(self, drafters: Sequence[str]) -> Scope:
+        """The usual scope with what is wanted in its place; `drafters` are all there are."""
+        usual = Scope(drafters)
+        return Scope(
+            drafters=self.drafters or usual.drafters,
+            depths=self.depths or usual.depths,
+            batches=self.batches or usual.batches,
+            caches=self.caches or usual.caches,
+            chunks=self.chunks or usual.chunks,
+        )
 
 
 @dataclass(frozen=True)
@@ -108,7 +149,7 @@ class Case:
     @property
     def name(self) -> str:
         """Says what the case does, and is unique within a check."""
-        drafting = "none" if self.drafter == "none" else f"{self.drafter} k={self.depth_name}"
+        drafting = PLAIN if self.drafter == PLAIN else f"{self.drafter} k={self.depth_name}"
         cache = "cache" if self.prefix_cache else "no-cache"
         how = f"{self.sampling} batch={self.batch} {cache} chunk={self.chunk} {self.pressure}"
         return f"{self.number:02d} {drafting} {how}"
@@ -141,7 +182,7 @@ def plan(scope: Scope, seed: int) -> Iterator[list[Case]]:
         rng = random.Random(f"{seed}/{number}")
         cases = []
         for at, values in enumerate(_drafted(scope, rng)):
-            if at % _PLAIN_EVERY == 0 and "none" in scope.drafters:
+            if at % _PLAIN_EVERY == 0 and PLAIN in scope.drafters:
                 cases.append(Case(next(numbers), number, seed, *next(undrafted)))
             cases.append(Case(next(numbers), number, seed, *values))
         yield cases or [Case(next(numbers), number, seed, *next(undrafted)) for _ in range(12)]
@@ -151,7 +192,7 @@ _Values = tuple[str, int | None, str, int, bool, int, str]
 
 
 def _drafted(scope: Scope, rng: random.Random) -> Iterator[_Values]:
-    drafters = [name for name in scope.drafters if name != "none"]
+    drafters = [name for name in scope.drafters if name != PLAIN]
     sizes = [len(drafters), len(scope.depths), *_other_sizes(scope)]
     for row in pairwise(sizes, rng):
         yield (drafters[row[0]], scope.depths[row[1]], *_others(scope, row[2:]))
@@ -161,7 +202,7 @@ def _undrafted(scope: Scope, seed: int) -> Iterator[_Values]:
     for number in count():
         rng = random.Random(f"{seed}/none/{number}")
         for row in pairwise(_other_sizes(scope), rng):
-            yield ("none", 0, *_others(scope, row))
+            yield (PLAIN, 0, *_others(scope, row))
 
 
 def _other_sizes(scope: Scope) -> list[int]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from surefoot.checking.report import Difference
 from surefoot.engine.engine import Engine
 from surefoot.engine.runner import EagerForward
 from surefoot.params import SamplingParams
@@ -20,48 +21,6 @@ from surefoot.step import Row, Step
 
 EPSILONS = {"float32": 1e-3, "bfloat16": 2e-2}
 """Processed scores closer than this are a near tie, by element type."""
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The first place where a run left the plain one.
-
-    Attributes:
-        prompt: label of the prompt; empty if it is about the whole case.
-        position: index among the new tokens.
-        expected: the plain run's token, None if that had ended.
-        got: the other run's token, None if that had ended.
-        error: what went wrong, if more did than a choice.
-    """
-
-    prompt: str
-    position: int
-    expected: int | None
-    got: int | None
-    error: str | None = None
-
-    @classmethod
-    def at(cls, place: int, label: str, plain: Request, other: Request) -> Difference:
-        """The difference at output token `place` of two finished requests."""
-        expected, got = plain.output[place : place + 1], other.output[place : place + 1]
-        return cls(
-            prompt=label,
-            position=place,
-            expected=expected[0] if expected else None,
-            got=got[0] if got else None,
-            error=other.error,
-        )
-
-    def sentence(self) -> str:
-        """The difference in words."""
-        where = f"{self.prompt}, new token {self.position}: " if self.prompt else ""
-        if self.error is not None:
-            return f"{where}{self.error}"
-        return f"{where}{_token(self.expected)} expected, {_token(self.got)} came"
-
-
-def _token(token: int | None) -> str:
-    return "the end" if token is None else f"token {token}"
 
 
 def first_difference(expected: Sequence[int], got: Sequence[int]) -> int | None:

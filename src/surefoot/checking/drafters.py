@@ -7,14 +7,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from surefoot.checking.cases import TEST_DRAFTERS
 from surefoot.draft.drafter import CommittedRow, DraftRow
 from surefoot.ids import RequestId
 from surefoot.state.ledger import Work
-
-REPLAY = "replay"
-WRONG = "wrong"
-TEST_DRAFTERS = {REPLAY: 0.3, WRONG: 1.0}
-"""Chance that a drafted token is spoilt, by the drafter's name."""
 
 
 class ReplayDrafter:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from surefoot.checking.cases import Ask, Case
-from surefoot.checking.drafters import TEST_DRAFTERS, ReplayDrafter
+from surefoot.checking.cases import DRAFT_MODEL, PLAIN, TEST_DRAFTERS, Ask, Case
+from surefoot.checking.drafters import ReplayDrafter
 from surefoot.checking.prompts import Prompt
 from surefoot.config import EngineConfig
 from surefoot.engine.assemble import make_plan
@@ -17,7 +17,6 @@ from surefoot.request import Request
 
 _SCARCE_SHARE = 0.5
 _SMALL_STEP = 64
-_DRAFT_MODEL = "draft-model"
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class Engines:
         """No drafter, no prefix cache, one request at a time, its prompt in one piece."""
         config = replace(
             self._config,
-            drafter="none",
+            drafter=PLAIN,
             draft_tokens=None,
             draft_model=None,
             max_rows=1,
@@ -94,7 +93,7 @@ class Engines:
         return Engine(target, config, self._draft_of(case)), None
 
     def _draft_of(self, case: Case) -> LoadedModel | None:
-        return self.models.draft if case.drafter == _DRAFT_MODEL else None
+        return self.models.draft if case.drafter == DRAFT_MODEL else None
 
     def _config_of(self, case: Case) -> EngineConfig:
         least_step = _SMALL_STEP if case.chunk < _SMALL_STEP else 2 * case.chunk
@@ -103,7 +102,7 @@ class Engines:
             # A test drafter is handed over; any other name than "none" makes room for its drafts.
             drafter="ngram" if case.drafter in TEST_DRAFTERS else case.drafter,
             draft_tokens=case.depth,
-            draft_model=self._config.draft_model if case.drafter == _DRAFT_MODEL else None,
+            draft_model=self._config.draft_model if case.drafter == DRAFT_MODEL else None,
             max_rows=case.batch,
             max_step_tokens=max(4 * case.batch, least_step),
             prefill_chunk=case.chunk,

@@ -78,7 +78,7 @@ _TEXTS = (
     (
         "other letters",
         "Die Straße führt über den Fluss. 川の上に橋があります。 Мост старый, но крепкий. "
-        "الجسر قديم. Το ποτάμι είναι βαθύ. 🌉🚶 Zażółć gęślą jaźń. Der Fluss",
+        "الجسر قديم. पुल पुराना है। 🌉🚶 Zażółć gęślą jaźń. Der Fluss",
     ),
     (
         "letter",

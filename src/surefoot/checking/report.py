@@ -6,13 +6,55 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from surefoot.checking.cases import Case
-from surefoot.checking.compare import Difference
+from surefoot.request import Request
 
 FULL_RUN = 20_000
 """From this many compared tokens on, a check must have met enough hard cases."""
 
 LEAST_HARD = 100
 _NEAR_TIE_SHARE = 1_000
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first place where a run left the plain one.
+
+    Attributes:
+        prompt: label of the prompt; empty if it is about the whole case.
+        position: index among the new tokens.
+        expected: the plain run's token, None if that had ended.
+        got: the other run's token, None if that had ended.
+        error: what went wrong, if more did than a choice.
+    """
+
+    prompt: str
+    position: int
+    expected: int | None
+    got: int | None
+    error: str | None = None
+
+    @classmethod
+    def at(cls, place: int, label: str, plain: Request, other: Request) -> Difference:
+        """The difference at output token `place` of two finished requests."""
+        expected, got = plain.output[place : place + 1], other.output[place : place + 1]
+        return cls(
+            prompt=label,
+            position=place,
+            expected=expected[0] if expected else None,
+            got=got[0] if got else None,
+            error=other.error,
+        )
+
+    def sentence(self) -> str:
+        """The difference in words."""
+        where = f"{self.prompt}, new token {self.position}: " if self.prompt else ""
+        if self.error is not None:
+            return f"{where}{self.error}"
+        return f"{where}{_token(self.expected)} expected, {_token(self.got)} came"
+
+
+def _token(token: int | None) -> str:
+    return "the end" if token is None else f"token {token}"
 
 
 @dataclass(frozen=True)

@@ -4,31 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from surefoot.checking.cases import Ask, Case, Scope, plan
-from surefoot.checking.compare import Difference, NearTies, first_difference
+from surefoot.checking.cases import Amount, Ask, Case, Scope, plan
+from surefoot.checking.compare import NearTies, first_difference
 from surefoot.checking.drive import Tally, drive
 from surefoot.checking.engines import Engines, Models
 from surefoot.checking.prompts import Prompt
-from surefoot.checking.report import CaseReport, Report
+from surefoot.checking.report import CaseReport, Difference, Report
 from surefoot.config import EngineConfig
 from surefoot.request import Request
-
-
-@dataclass(frozen=True)
-class Amount:
-    """How much is checked.
-
-    Attributes:
-        new_tokens: most new tokens of a request.
-        tokens: how many to compare at least; None runs one round of cases.
-        seed: decides cases, noise, spoilt drafts and moments of pre-emption.
-    """
-
-    new_tokens: int = 32
-    tokens: int | None = None
-    seed: int = 0
 
 
 class Watch:

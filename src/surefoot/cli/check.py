@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Annotated, Self
+from typing import Annotated
 
 from cyclopts import Group, Parameter
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from surefoot.checking.cases import Scope
-from surefoot.checking.drafters import TEST_DRAFTERS
-from surefoot.checking.engines import Models
-from surefoot.checking.prompts import Prompt, fit, random_prompts, text_prompts
-from surefoot.checking.report import CaseReport, Report
-from surefoot.checking.run import Amount, Checker, Watch
-from surefoot.cli.asks import read_asks
+from surefoot.checking.cases import DRAFT_MODEL, TEST_DRAFTERS, Amount, Wanted
+from surefoot.checking.report import Report
 from surefoot.cli.flags import flag, whole
 from surefoot.cli.options import (
     AUTO,
     DEFAULT_MODEL,
+    ENGINE_DEFAULTS,
     EngineOptions,
     JsonOutput,
     ModelName,
@@ -32,15 +25,11 @@ from surefoot.cli.options import (
 )
 from surefoot.cli.show import Screen
 from surefoot.config import EngineConfig, make_config
-from surefoot.engine.assemble import resolve_drafter
-from surefoot.engine.models import LoadedModel, load, load_draft
-from surefoot.errors import PromptError, SettingError
+from surefoot.errors import SettingError
 from surefoot.params import MAX_SEED
 
-_DRAFT_MODEL = "draft-model"
-_PLAIN = "none"
 _SET_BY_CASES = {"max_rows": "use batch", "max_step_tokens": "the cases set it themselves"}
-_AMOUNT = Amount()
+_USUAL = Amount()
 
 
 @Parameter(name="*", group=Group("Cases", sort_key=5))
@@ -59,8 +48,7 @@ class CheckOptions:
         int | None, flag("Repeat and cut each prompt to this many tokens.", convert=whole)
     ] = None
     new_tokens: Annotated[
-        int | None,
-        flag("Most new tokens of each request.", _AMOUNT.new_tokens, convert=whole),
+        int | None, flag("Most new tokens of each request.", _USUAL.new_tokens, convert=whole)
     ] = None
     tokens: Annotated[
         int | None,
@@ -68,7 +56,7 @@ class CheckOptions:
     ] = None
     seed: Annotated[
         int | None,
-        flag("Decides cases, noise and moments of pre-emption.", _AMOUNT.seed, convert=whole),
+        flag("Decides cases, noise and moments of pre-emption.", _USUAL.seed, convert=whole),
     ] = None
 
     def amount(self) -> Amount:
@@ -81,20 +69,20 @@ class CheckOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise SettingError(name, f"must be at least 1, not {value}")
-        seed = _AMOUNT.seed if self.seed is None else self.seed
+        seed = _USUAL.seed if self.seed is None else self.seed
         if not 0 <= seed <= MAX_SEED:
             raise SettingError("seed", f"must be from 0 to {MAX_SEED}, not {seed}")
-        return Amount(self.new_tokens or _AMOUNT.new_tokens, self.tokens, seed)
+        return Amount(self.new_tokens or _USUAL.new_tokens, self.tokens, seed)
 
 
-_ENGINE, _OPTIONS = EngineOptions(), CheckOptions()
+_CHECK_DEFAULTS = CheckOptions()
 
 
 def check(
     model: ModelName = DEFAULT_MODEL,
     *,
-    options: CheckOptions = _OPTIONS,
-    engine: EngineOptions = _ENGINE,
+    options: CheckOptions = _CHECK_DEFAULTS,
+    engine: EngineOptions = ENGINE_DEFAULTS,
     json: JsonOutput = False,
 ) -> int:
     """Prove on your own weights that speculation changes nothing but speed.
@@ -107,14 +95,12 @@ def check(
         0 if all tokens are the same, 1 if not.
     """
     screen, amount = Screen(), options.amount()
-    config, wanted = _configured(engine, options)
-    with screen.loading(f"loading {model}") as progress:
-        target = load(model, config, progress)
-        draft = load_draft(target, config, progress) if config.draft_model is not None else None
-    scope = _scope(wanted, target, draft is not None)
-    prompts = _prompts(options, amount, config, target)
-    with _Bar() as bar:
-        report = Checker(Models(target, draft), config, prompts, amount, bar).run(scope)
+    wanted, config = read_wanted(options, engine)
+    # The model's side loads torch, which --help and a mistyped flag need not wait for.
+    from surefoot.cli.check_run import Ordered, run_check
+
+    ordered = Ordered(model, config, wanted, amount, options.prompts, options.prompt_tokens)
+    report = run_check(ordered, screen)
     if json:
         screen.json(report.as_json())
     else:
@@ -122,158 +108,48 @@ def check(
     return 0 if report.passed else 1
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    """What the cases shall range over; None where nothing was said."""
+def read_wanted(options: CheckOptions, engine: EngineOptions) -> tuple[Wanted, EngineConfig]:
+    """What the cases shall range over, and the settings that all of them share.
 
-    drafters: Sequence[str] | None
-    depths: Sequence[int | None] | None
-    batches: Sequence[int] | None
-    prefix_cache: bool | None
-    chunk: int | None
-
-
-def _configured(engine: EngineOptions, options: CheckOptions) -> tuple[EngineConfig, _Wanted]:
-    """The settings that all cases share, and what the cases range over."""
+    Raises:
+        SettingError: a flag has no use in a check, or a value that no case could have.
+    """
     settings = engine.settings()
     for name, reason in _SET_BY_CASES.items():
         if name in settings:
             raise SettingError(name, f"has no use in a check: {reason}")
+    depths = settings.pop("draft_tokens", None)
     drafters = comma_list("drafter", str(settings.pop("drafter", AUTO)))
-    depths = comma_list("draft_tokens", str(settings.pop("draft_tokens", AUTO)))
-    given = engine.settings()
     cache, chunk = settings.pop("prefix_cache", None), settings.pop("prefill_chunk", None)
-    wanted = _Wanted(
-        drafters=None if drafters == [AUTO] else drafters,
-        depths=[read_depth(depth) for depth in depths] if "draft_tokens" in given else None,
-        batches=None if options.batch is None else whole_list("batch", options.batch),
-        prefix_cache=cache if isinstance(cache, bool) else None,
-        chunk=chunk if isinstance(chunk, int) else None,
+    wanted = Wanted(
+        drafters=() if drafters == [AUTO] else drafters,
+        depths=() if depths is None else _depths(str(depths)),
+        batches=() if options.batch is None else whole_list("batch", options.batch),
+        caches=[cache] if isinstance(cache, bool) else (),
+        chunks=[chunk] if isinstance(chunk, int) else (),
     )
-    config = make_config(**settings)
-    _check_drafting(wanted, settings)
-    return config, wanted
+    _refuse_impossible(wanted, settings)
+    return wanted, make_config(**settings)
 
 
-def _check_drafting(wanted: _Wanted, settings: Mapping[str, object]) -> None:
-    """Refuse drafters and depths that no config could have, before anything is loaded."""
+def _depths(text: str) -> list[int | None]:
+    return [read_depth(depth) for depth in comma_list("draft_tokens", text)]
+
+
+def _refuse_impossible(wanted: Wanted, settings: Mapping[str, object]) -> None:
+    """Refuse what no config could have, before anything is loaded."""
     rest = {name: value for name, value in settings.items() if name != "draft_model"}
-    names = wanted.drafters or ()
-    for name in names:
+    for name in wanted.drafters:
         if name not in TEST_DRAFTERS:
-            make_config(**(settings if name == _DRAFT_MODEL else rest), drafter=name)
-    for depth in wanted.depths or ():
+            make_config(**(settings if name == DRAFT_MODEL else rest), drafter=name)
+    for depth in wanted.depths:
         make_config(**rest, draft_tokens=depth)
-    for batch in wanted.batches or ():
-        make_config(**rest, max_rows=batch, max_step_tokens=4 * batch)
-    if names and "draft_model" in settings and _DRAFT_MODEL not in names:
-        raise SettingError("draft_model", f"has no use without the drafter {_DRAFT_MODEL}")
-
-
-def _scope(wanted: _Wanted, target: LoadedModel, has_draft: bool) -> Scope:
-    """What the cases range over; by default every drafter that the model has, and the tests'."""
-    usual = Scope(_usual_drafters(target, has_draft))
-    for name in wanted.drafters or ():
-        if name not in (*TEST_DRAFTERS, _DRAFT_MODEL):
-            resolve_drafter(target, make_config(drafter=name))
-    return Scope(
-        drafters=wanted.drafters or usual.drafters,
-        depths=wanted.depths or usual.depths,
-        batches=wanted.batches or usual.batches,
-        caches=usual.caches if wanted.prefix_cache is None else [wanted.prefix_cache],
-        chunks=usual.chunks if wanted.chunk is None else [wanted.chunk],
-    )
-
-
-def _usual_drafters(target: LoadedModel, has_draft: bool) -> list[str]:
-    head = target.model.description.draft_head is not None
-    own = [*["mtp"][:head], *[_DRAFT_MODEL][:has_draft]]
-    return [_PLAIN, "ngram", *own, *TEST_DRAFTERS]
-
-
-def _prompts(
-    options: CheckOptions, amount: Amount, config: EngineConfig, target: LoadedModel
-) -> list[Prompt]:
-    description = target.model.description
-    room = (config.max_model_len or description.max_positions) - amount.new_tokens
-    if room < 1:
-        raise SettingError("new_tokens", f"{amount.new_tokens} leave no room for a prompt")
-    if options.prompts is not None:
-        given = _read_prompts(options.prompts, target)
-        return given if options.prompt_tokens is None else fit(given, room, options.prompt_tokens)
-    if target.tokenizer is not None:
-        return fit(text_prompts(target.tokenizer), room, options.prompt_tokens)
-    return fit(random_prompts(description.vocab_size, amount.seed), room, options.prompt_tokens)
-
-
-def _read_prompts(path: Path, target: LoadedModel) -> list[Prompt]:
-    prompts = []
-    try:
-        asks = read_asks(path)
-    except SettingError as error:
-        reason = str(error).removeprefix(f"{error.parameter}: ")
-        raise SettingError("prompts", reason) from None
-    for number, ask in enumerate(asks, start=1):
-        label = f"prompt {number}"
-        if ask.messages or ask.sampling:
-            raise SettingError("prompts", f"{ask.place}: a check takes text or token ids only")
-        prompts.append(Prompt(label, _tokens(ask.prompt, ask.place, target)))
-    return prompts
-
-
-def _tokens(prompt: str | Sequence[int], place: str, target: LoadedModel) -> Sequence[int]:
-    if not isinstance(prompt, str):
-        tokens = prompt
-    elif target.tokenizer is None:
-        raise PromptError(f"is text, but the checkpoint has no tokenizer; give token ids ({place})")
-    else:
-        tokens = target.tokenizer.encode(prompt)
-    if not tokens:
-        raise PromptError(f"is empty; give at least one token ({place})")
-    return tokens
-
-
-class _Bar(Watch):
-    """Shows on stderr how far a check is: a bar on a terminal, else a line for each case."""
-
-    def __init__(self) -> None:
-        console = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
-        columns = (
-            BarColumn(30),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}", markup=False),
-        )
-        self._lines = not console.is_terminal
-        self._bar = Progress(*columns, console=console, transient=True, disable=self._lines)
-        self._task = self._bar.add_task("checking", total=None)
-        self._console = console
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._bar.stop()
-
-    def begins(self, what: str) -> None:
-        self._bar.update(self._task, description=what)
-
-    def expects(self, tokens: int) -> None:
-        self._bar.update(self._task, total=tokens)
-
-    def advances(self, tokens: int) -> None:
-        self._bar.advance(self._task, tokens)
-
-    def ends(self, report: CaseReport) -> None:
-        if self._lines or report.differences:
-            found = f"{report.tokens} tokens, {report.differences} differences"
-            self._console.print(f"{report.case.name}: {found}")
+    for batch in wanted.batches:
+        make_config(**rest, max_rows=batch, max_step_tokens=batch)
+    for chunk in wanted.chunks:
+        make_config(**rest, prefill_chunk=chunk)
+    if wanted.drafters and "draft_model" in settings and DRAFT_MODEL not in wanted.drafters:
+        raise SettingError("draft_model", f"has no use without the drafter {DRAFT_MODEL}")
 
 
 def _show(screen: Screen, report: Report) -> None:

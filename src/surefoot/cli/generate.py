@@ -77,12 +77,12 @@ def _generated(session: Session, jobs: Sequence[Job], screen: Screen, json: bool
 
 def _compared(session: Session, jobs: Sequence[Job], screen: Screen, json: bool) -> int:
     """Run with the drafter and without, both warm, on the same weights and with the same seeds."""
-    from surefoot.cli.session import without_drafter
+    from surefoot.cli.session import opened_plain
 
     if session.drafter == "none":
         raise SettingError("compare", "compares a drafter with none; name another drafter")
     jobs = [_seeded(job) for job in jobs]
-    with without_drafter(session) as plain:
+    with opened_plain(session) as plain:
         session.warm_up()
         plain.warm_up()
         run = answer(session, jobs, screen, quiet=json)

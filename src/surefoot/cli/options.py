@@ -254,6 +254,11 @@ ENGINE_DEFAULTS = EngineOptions()
 SAMPLING_DEFAULTS = SamplingOptions()
 
 
+def without_drafter(config: EngineConfig) -> EngineConfig:
+    """The same engine, computing one token after the other."""
+    return replace(config, drafter="none", draft_tokens=None, draft_model=None)
+
+
 def comma_list(name: str, text: str) -> list[str]:
     """The entries of a comma list, in order, each once.
 
@@ -293,10 +298,19 @@ def read_whole(name: str, text: str, low: int) -> int:
     Raises:
         SettingError: it is something else; the error names the flag `name`.
     """
-    value = int(text) if text.isdecimal() else -1
-    if value < low:
+    if not text.isdecimal() or int(text) < low:
         raise SettingError(name, f"must be a whole number of at least {low}, not {text!r}")
-    return value
+    return int(text)
+
+
+def check_whole(name: str, value: int, low: int) -> None:
+    """Refuse a number below `low`.
+
+    Raises:
+        SettingError: it is; the error names the flag `name`.
+    """
+    if value < low:
+        raise SettingError(name, f"must be at least {low}, not {value}")
 
 
 def json_object(name: str, text: str) -> dict[str, object]:

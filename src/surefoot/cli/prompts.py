@@ -5,6 +5,9 @@ Random token ids would not do: what a drafter guesses right depends on the text.
 
 from __future__ import annotations
 
+PROMPT_TOKENS = 64
+"""How long prompts are when a benchmark is not told."""
+
 COPYING = """\
 Shopping list, as written:
 - two loaves of rye bread
@@ -81,10 +84,10 @@ finish, and whether it stands the sun?
 
 RECIPE = """\
 Barley soup for six. Rinse two cups of barley and leave them in cold water overnight. Cut two
-onions, three carrots and a leek into small pieces, and fry them slowly in butter until they are soft.
-Add the barley and two litres of stock, bring it to the boil, and let it simmer for an hour. Stir now
-and then, since barley likes to stick to the bottom. Season with salt, pepper and a little vinegar,
-and serve it with the bread of the day before.
+onions, three carrots and a leek into small pieces, and fry them slowly in butter until they are
+soft. Add the barley and two litres of stock, bring it to the boil, and let it simmer for an hour.
+Stir now and then, since barley likes to stick to the bottom. Season with salt, pepper and a little
+vinegar, and serve it with the bread of the day before.
 """
 
 SETTINGS = """\

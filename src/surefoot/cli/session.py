@@ -8,9 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from surefoot.cli.asks import Ask
+from surefoot.cli.options import without_drafter
 from surefoot.cli.show import Screen
 from surefoot.config import EngineConfig
 from surefoot.engine.engine import Engine
@@ -153,10 +154,9 @@ def opened(model: str, config: EngineConfig, screen: Screen) -> Iterator[Session
 
 
 @contextmanager
-def without_drafter(session: Session) -> Iterator[Session]:
+def opened_plain(session: Session) -> Iterator[Session]:
     """A second engine on the same model that computes one token after the other."""
-    config = replace(session.engine.config, drafter="none", draft_model=None, draft_tokens=None)
-    engine = WatchedEngine(session.engine.target, config)
+    engine = WatchedEngine(session.engine.target, without_drafter(session.engine.config))
     try:
         yield Session(engine)
     finally:

@@ -304,7 +304,6 @@ class Ledger:
             node, created = self.tree.insert(parent, key, lease.pages[index], drafted)
             if created:
                 self._private -= 1
-            self.tree.hold(node)
             path.append(node)
             parent = node
         lease.publish_at = (len(path) + 1) * size

@@ -35,7 +35,7 @@ class Node:
         point: row of the resume point at the end of this page, if there is one.
         rolling: the point moves on with the request that took it.
         drafted: the page carries the drafter's state too.
-        last_used: the tree's clock when it was made or last let go.
+        last_used: the tree's clock when it was last let go.
     """
 
     __slots__ = (
@@ -166,19 +166,19 @@ class PrefixTree:
     def insert(
         self, parent: Node, key: tuple[int, ...], page: PageId, drafted: bool
     ) -> tuple[Node, bool]:
-        """Find the child `key` of `parent`, or make it with `page`; it is not held for the caller.
+        """Find the child `key` of `parent`, or make it with `page`, and hold it.
 
         Returns:
             The node, and whether it is new. If not, `page` remains the caller's.
         """
-        found = parent.children.get(key)
-        if found is not None:
-            return found, False
+        node = parent.children.get(key)
+        if node is not None:
+            self.hold(node)
+            return node, False
         node = Node(parent, key, page, drafted)
+        node.holders = 1
         parent.children[key] = node
-        self.cached += 1
-        self._touch(node)
-        self._leaves.push(node)
+        self.held += 1
         return node, True
 
     def hold(self, node: Node) -> None:
@@ -198,7 +198,8 @@ class PrefixTree:
         if not node.holders:
             raise LedgerFault(f"page {node.page} was dropped but has no holder")
         node.holders -= 1
-        self._touch(node)
+        self._clock += 1
+        node.last_used = self._clock
         if node.holders:
             return
         self.held -= 1
@@ -306,7 +307,3 @@ class PrefixTree:
                 f"page {node.page} has {node.holders} holders, "
                 f"its parent page {parent.page} has {parent.holders}"
             )
-
-    def _touch(self, node: Node) -> None:
-        self._clock += 1
-        node.last_used = self._clock

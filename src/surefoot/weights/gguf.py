@@ -65,7 +65,8 @@ class GgufCheckpoint:
             WeightsError: its encoding is not supported.
         """
         tensor = torch.from_numpy(self._numbers(self._stored[name]))
-        if (heads := self._paired.get(name.split(".")[-2])) is not None:
+        module = name.rpartition(".")[0].rpartition(".")[2]
+        if (heads := self._paired.get(module)) is not None:
             return _with_halves(name, tensor, heads)
         return tensor
 

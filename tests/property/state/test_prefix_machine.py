@@ -17,8 +17,8 @@ class Entry:
     """What the tree should know of one page."""
 
     page: int
-    holders: int
-    used: int
+    holders: int = 0
+    used: int = 0
     point: int | None = None
 
 
@@ -51,8 +51,8 @@ class PrefixMachine(RuleBasedStateMachine):
             node, created = self.tree.insert(parent, prefix[-P:], page, drafted=False)
             assert created == (not known)
             if created:
-                self.entries[prefix] = Entry(page, 0, self.now())
-            self.hold(node, prefix)
+                self.entries[prefix] = Entry(page)
+            self.entries[prefix].holders += 1
             path.append(node)
             parent = node
         self.held.append(path)

@@ -19,7 +19,7 @@ HEADS = ((4, 4), (4, 2), (9, 3), (16, 2))
 SIZES = (8, 10, 16, 24, 64, 128)
 PAGE_TOKENS = (4, 8, 16, 32, 64)
 
-_ROW_LENGTHS = (range(1, 2), range(1, 2), range(2, 10), range(2, 10), range(10, 25), range(0, 1))
+_ROW_LENGTHS = (range(1, 2), range(1, 2), range(2, 10), range(2, 10), range(10, 25), range(1))
 _LONGEST_HISTORY = 80
 
 
@@ -75,9 +75,7 @@ class Case:
             for position in range(layout.visible_from[row], first):
                 page, offset = divmod(position, size)
                 shape = (self.key_heads, self.size)
-                pool[layout.tables[row][page], :, offset] = torch.randn(
-                    shape, generator=self.draws
-                )
+                pool[layout.tables[row][page], :, offset] = torch.randn(shape, generator=self.draws)
         return pool
 
     def ring(self) -> Tensor:

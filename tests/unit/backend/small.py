@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -39,7 +40,7 @@ class Vectors:
 
     @property
     def scale(self) -> float:
-        return float(self.q.shape[2] ** -0.5)
+        return 1 / math.sqrt(self.q.shape[2])
 
 
 @dataclass(frozen=True)

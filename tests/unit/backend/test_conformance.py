@@ -14,7 +14,7 @@ from surefoot.backend import make_backend
 from surefoot.backend.protocol import Backend, RowLayout
 from surefoot.backend.reference import ReferenceBackend
 from tests.unit.backend.conformance import BACKENDS, OPERATORS, differing
-from tests.unit.backend.layouts import case_of
+from tests.unit.backend.layouts import GARBAGE, case_of
 
 CASES = 48
 DEEP_CASES = range(1000, 1240)
@@ -48,7 +48,9 @@ def test_the_cases_cover_what_matters() -> None:
         (layout, row, layout.length(row)) for layout in layouts for row in range(len(layout.first))
     ]
     kinds = Counter(min(length, 10) for _, _, length in rows)
-    assert kinds[0] and kinds[1] > 50 and sum(kinds[n] for n in range(2, 10)) > 50
+    assert kinds[0] > 0, "empty rows"
+    assert kinds[1] > 50, "decode rows"
+    assert sum(kinds[n] for n in range(2, 10)) > 50, "verify rows"
     assert kinds[10] > 20, "prefill rows"
     assert {len(layout.first) for layout in layouts} == set(range(10))
     assert {layout.page_tokens for layout in layouts} == {4, 8, 16, 32, 64}
@@ -59,11 +61,9 @@ def test_the_cases_cover_what_matters() -> None:
         (16, 2),
     }
     assert {case.size for case in cases} >= {8, 128}
-    edges = [layout.first[row] % layout.page_tokens for layout, row, _ in rows]
-    assert 0 in edges and any(
-        edge == layout.page_tokens - 1
-        for edge, (layout, _, _) in zip(edges, rows, strict=True)
-    )
+    edges = {layout.first[row] % layout.page_tokens - layout.page_tokens for layout, row, _ in rows}
+    assert any(layout.first[row] % layout.page_tokens == 0 for layout, row, _ in rows)
+    assert -1 in edges, "rows that start on the last offset of a page"
     assert any(layout.visible_from[row] > 0 for layout, row, _ in rows)
     assert any(_shares(layout.tables) for layout in layouts)
 
@@ -76,8 +76,10 @@ def _shares(tables: Sequence[Sequence[int]]) -> bool:
 def test_the_cases_are_full_of_what_must_not_be_read() -> None:
     case = case_of(3)
     pool, ring = case.pool(), case.ring()
-    assert pool[0].isnan().all() and ring[0].isnan().all()
-    assert (pool == 1e30).any() and (ring == 1e30).any()
+    assert pool[0].isnan().all()
+    assert ring[0].isnan().all()
+    assert (pool == GARBAGE).any()
+    assert (ring == GARBAGE).any()
 
 
 def test_the_reference_attends_as_written_down() -> None:
@@ -91,7 +93,8 @@ def test_the_reference_attends_as_written_down() -> None:
     k_pool, v_pool = torch.zeros(3, 1, 4, 1), torch.full((3, 1, 4, 1), 4.0)
     rows.paged_write(k_pool, own[0])
     rows.paged_write(v_pool, own[1])
-    assert k_pool[1, 0, 1, 0] == own[0] and k_pool.count_nonzero() == 1
+    assert k_pool[1, 0, 1, 0] == own[0]
+    assert k_pool.count_nonzero() == 1
     paged = rows.paged_attention(q, k_pool, v_pool, 1.0)
     assert paged.item() == pytest.approx((4.0 + 3 * 8.0) / 4)
     rings = torch.zeros(2, 3, 1, 1), torch.full((2, 3, 1, 1), 4.0)

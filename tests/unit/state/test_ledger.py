@@ -230,6 +230,15 @@ def test_release_publishes_what_is_committed() -> None:
     assert admitted(ledger, tokens).cached == 8
 
 
+def test_a_released_path_gives_way_from_its_end() -> None:
+    ledger = ledger_of(8)
+    tokens = list(range(12))
+    lease = computed(ledger, tokens)
+    path = lease.path
+    ledger.release(lease, tokens)
+    assert path[0].last_used > path[1].last_used > path[2].last_used
+
+
 def test_release_can_leave_the_last_pages_unpublished() -> None:
     ledger = ledger_of(8)
     tokens = list(range(10))

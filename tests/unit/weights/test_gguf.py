@@ -188,6 +188,12 @@ def test_a_tensor_without_counterpart_is_reported_as_unused(tmp_path: Path) -> N
         taker.finish()
 
 
+def test_a_tensor_of_any_name_can_be_read(tmp_path: Path) -> None:
+    tensors = embedding() | {"odd": np.full(3, 2, np.float32)}
+    checkpoint = GgufCheckpoint(write_gguf(tmp_path / "t.gguf", "llama", gguf_keys(), tensors))
+    assert checkpoint.read("odd").tolist() == [2, 2, 2]
+
+
 def test_two_names_for_one_tensor_are_refused(tmp_path: Path) -> None:
     tensors = embedding() | {"model.embed_tokens.weight": np.ones((48, 32), np.float32)}
     path = write_gguf(tmp_path / "t.gguf", "llama", gguf_keys(), tensors)
@@ -207,6 +213,7 @@ def test_smollm2_has_its_known_size() -> None:
 
 
 @pytest.mark.deep
+@pytest.mark.timeout(600)
 def test_smollm2_as_transformers_reads_it() -> None:
     path = _smollm2()
     theirs = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name)

@@ -113,6 +113,7 @@ class BlockwiseRows:
 
     def paged_write(self, pool: Tensor, entries: Tensor) -> None:
         """See RowOperators."""
+        self._check(entries)
         heads = pool.shape[1] if pool.dim() == 4 else 1
         if heads not in self._flat:
             rows = self._pages[:, None] * heads + torch.arange(heads, device=self._device)
@@ -123,6 +124,7 @@ class BlockwiseRows:
 
     def paged_attention(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, scale: float) -> Tensor:
         """See RowOperators."""
+        self._check(q)
         heads = k_pool.shape[1]
         wide = q.float()
         out = torch.empty_like(wide)
@@ -135,6 +137,7 @@ class BlockwiseRows:
 
     def ring_write(self, ring: Tensor, entries: Tensor) -> None:
         """See RowOperators."""
+        self._check(entries)
         capacity = ring.shape[1]
         if capacity not in self._columns:
             addresses = _ring_addresses(self._layout, capacity)
@@ -155,6 +158,7 @@ class BlockwiseRows:
         scale: float,
     ) -> Tensor:
         """See RowOperators."""
+        self._check(q)
         heads, capacity = rings[0].shape[2], rings[0].shape[1]
         wide = q.float()
         out = torch.empty_like(wide)
@@ -164,6 +168,10 @@ class BlockwiseRows:
             tiles = take_queries(wide, group.queries, heads)
             put_outputs(out, group.queries, attend(tiles, k, v, bias, scale))
         return out.to(q.dtype)
+
+    def _check(self, per_token: Tensor) -> None:
+        count, planned = per_token.shape[0], self._layout.starts[-1]
+        assert count == planned, f"{count} tokens came, the layout was made for {planned}"
 
     def _page_groups(self, shape: ProductShape) -> list[tuple[PageGroup, Tensor]]:
         if shape not in self._groups:

@@ -8,6 +8,7 @@ where the test fails the rows go through fixed tiles of 16 instead.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -83,31 +84,6 @@ def pack_fast(weight: Tensor, bias: Tensor | None) -> Linear:
     return FastLinear(weight, _pack(weight, bias))
 
 
-class RowInvariant:
-    """Packs weights in a form that has been seen to be row-invariant for their shape.
-
-    The verdict is kept by shape, as the layers of a model share a few shapes.
-    """
-
-    def __init__(self) -> None:
-        """Start with no shape tested."""
-        self._good: dict[tuple[int, int], bool] = {}
-
-    def pack(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        """A linear for weight [outputs, inputs] whose rows do not depend on one another."""
-        if weight.dtype != torch.float32:
-            return TiledLinear(weight, bias)
-        packed = _pack(weight, bias)
-        shape = (weight.shape[0], weight.shape[1])
-        if shape not in self._good:
-            self._good[shape] = is_row_invariant(packed, weight.shape[1])
-        return packed if self._good[shape] else TiledLinear(weight, bias)
-
-    def report(self) -> dict[tuple[int, int], bool]:
-        """Which tested shapes (outputs, inputs) keep the packed form."""
-        return dict(self._good)
-
-
 def is_row_invariant(linear: Linear, inputs: int) -> bool:
     """Whether slices of a fixed random input give the bits that the whole gives."""
     generator = torch.Generator().manual_seed(inputs)
@@ -118,3 +94,29 @@ def is_row_invariant(linear: Linear, inputs: int) -> bool:
         if not torch.equal(linear(x[start : start + rows].clone()), whole[start : start + rows]):
             return False
     return True
+
+
+class RowInvariant:
+    """Packs weights in a form that has been seen to be row-invariant for their shape.
+
+    The verdict is kept by shape, as the layers of a model share a few shapes.
+    """
+
+    def __init__(self, passes: Callable[[Linear, int], bool] = is_row_invariant) -> None:
+        """Start with no shape tested; `passes` tests a linear with that many inputs."""
+        self._passes = passes
+        self._good: dict[tuple[int, int], bool] = {}
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """A linear for weight [outputs, inputs] whose rows do not depend on one another."""
+        if weight.dtype != torch.float32:
+            return TiledLinear(weight, bias)
+        packed = _pack(weight, bias)
+        shape = (weight.shape[0], weight.shape[1])
+        if shape not in self._good:
+            self._good[shape] = self._passes(packed, weight.shape[1])
+        return packed if self._good[shape] else TiledLinear(weight, bias)
+
+    def report(self) -> dict[tuple[int, int], bool]:
+        """Which tested shapes (outputs, inputs) keep the packed form."""
+        return dict(self._good)

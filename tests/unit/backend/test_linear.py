@@ -1,0 +1,139 @@
+"""Linear layers of the cpu backend: the same bits beside any rows, and the fall-back to tiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from surefoot.backend.cpu import CpuBackend
+from surefoot.backend.cpu.linear import (
+    PackedLinear,
+    RowInvariant,
+    TiledLinear,
+    is_row_invariant,
+    pack_fast,
+)
+from surefoot.backend.protocol import Linear
+from tests.unit.backend.cuts import assert_row_invariant
+
+# Outputs and inputs.
+SHAPES = [(67, 20), (20, 67), (1, 5), (6, 1), (33, 300), (257, 36), (64, 64), (120, 1500)]
+
+
+def weights(shape: tuple[int, int], rows: int = 130) -> tuple[Tensor, Tensor, Tensor]:
+    """Weight, bias and input."""
+    draws = torch.Generator().manual_seed(shape[0])
+    outputs, inputs = shape
+    return (
+        torch.randn(outputs, inputs, generator=draws),
+        torch.randn(outputs, generator=draws),
+        torch.randn(rows, inputs, generator=draws),
+    )
+
+
+@dataclass(frozen=True)
+class CountsRows:
+    """A faulty linear: its bits depend on how many rows there are."""
+
+    weight: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight) * (1 + 1e-6 * len(x))
+
+
+@dataclass(frozen=True)
+class OneRowOtherwise:
+    """A faulty linear: a single row takes another kernel, which adds up in another order."""
+
+    weight: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if len(x) == 1:
+            return F.linear(x.flip(1), self.weight.flip(1))
+        return F.linear(F.pad(x, (0, 0, 0, -len(x) % 16)), self.weight)[: len(x)]
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_packed_and_tiled_have_the_same_bits_for_any_rows(
+    shape: tuple[int, int], biased: bool
+) -> None:
+    weight, bias, x = weights(shape)
+    added = bias if biased else None
+    packed = RowInvariant(lambda linear, inputs: True).pack(weight, added)
+    assert isinstance(packed, PackedLinear)
+    for linear in (packed, TiledLinear(weight, added)):
+        assert_row_invariant(linear, x)
+        torch.testing.assert_close(linear(x), F.linear(x, weight, added), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_bfloat16_has_the_same_bits_for_any_rows(shape: tuple[int, int]) -> None:
+    weight, bias, x = (tensor.bfloat16() for tensor in weights(shape))
+    linear = RowInvariant().pack(weight, bias)
+    assert isinstance(linear, TiledLinear)
+    assert linear(x).dtype == torch.bfloat16
+    assert_row_invariant(linear, x)
+
+
+@pytest.mark.parametrize("faulty", [CountsRows, OneRowOtherwise])
+def test_the_self_test_refuses_a_faulty_linear(faulty: type[CountsRows | OneRowOtherwise]) -> None:
+    weight, _, _ = weights((67, 300))
+    assert not is_row_invariant(faulty(weight), 300)
+
+
+def test_the_self_test_passes_an_exact_linear() -> None:
+    weight, _, _ = weights((67, 20))
+    assert is_row_invariant(TiledLinear(weight, None), 20)
+
+
+def test_tiles_are_chosen_where_the_packed_form_fails() -> None:
+    def passes(linear: Linear, inputs: int) -> bool:
+        assert isinstance(linear, PackedLinear)
+        return is_row_invariant(CountsRows(torch.ones(3, inputs)), inputs)
+
+    invariant = RowInvariant(passes)
+    weight, bias, x = weights((67, 20))
+    linear = invariant.pack(weight, bias)
+    assert isinstance(linear, TiledLinear)
+    assert invariant.report() == {(67, 20): False}
+    assert_row_invariant(linear, x)
+    torch.testing.assert_close(linear(x), F.linear(x, weight, bias))
+
+
+def test_each_shape_is_tested_once_and_alone() -> None:
+    asked: list[int] = []
+
+    def passes(linear: Linear, inputs: int) -> bool:
+        asked.append(inputs)
+        return inputs == 20
+
+    invariant = RowInvariant(passes)
+    kinds = [type(invariant.pack(torch.ones(4, inputs), None)) for inputs in (20, 30, 20, 30)]
+    assert kinds == [PackedLinear, TiledLinear, PackedLinear, TiledLinear]
+    assert asked == [20, 30]
+    assert invariant.report() == {(4, 20): True, (4, 30): False}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_fast_form_is_right_without_the_promise(dtype: torch.dtype) -> None:
+    weight, bias, x = (tensor.to(dtype) for tensor in weights((67, 20)))
+    linear = pack_fast(weight, bias)
+    for rows in (0, 1, 2, 9):
+        want = F.linear(x[:rows].float(), weight.float(), bias.float())
+        got = linear(x[:rows])
+        assert got.dtype == dtype
+        torch.testing.assert_close(got.float(), want, rtol=2e-2, atol=1e-1)
+
+
+def test_only_the_bitwise_backend_tests_shapes() -> None:
+    weight, bias, _ = weights((67, 20))
+    exact, fast = CpuBackend(bitwise=True), CpuBackend(bitwise=False)
+    for backend in (exact, fast):
+        backend.pack_linear(weight, bias)
+    assert exact.invariant.report().keys() == {(67, 20)}
+    assert fast.invariant.report() == {}
