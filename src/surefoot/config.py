@@ -56,6 +56,8 @@ class EngineConfig:
         max_model_len: longest context in tokens; None is what the model was made for.
         memory: bytes for the caches; None takes at most half of what is free.
         page_tokens: tokens per page; None is the backend's choice.
+        points: resume points for models with bounded caches; None takes four a row, within a
+            quarter of the memory that is spare.
         max_rows: most requests computed at once.
         max_step_tokens: most tokens computed in one step, drafts included.
         prefill_chunk: most prompt tokens of one request computed in one step.
@@ -76,6 +78,7 @@ class EngineConfig:
     max_model_len: int | None = None
     memory: int | None = None
     page_tokens: int | None = None
+    points: int | None = None
     max_rows: int = 32
     max_step_tokens: int = 512
     prefill_chunk: int = 256
@@ -96,6 +99,7 @@ class EngineConfig:
         _whole("memory", self.memory, 1, None)
         _whole("page_tokens", self.page_tokens, 1, 4096)
         _whole("threads", self.threads, 1, 1024)
+        _whole("points", self.points, 0, 1 << 20)
         for name, high in (
             ("max_rows", 4096),
             ("max_step_tokens", 1 << 20),

@@ -178,6 +178,8 @@ class LLM:
             raise TokenizerError(f"{self.engine.target.name!r} has no chat template; use generate")
         template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
         variables = dict(options)
+        if "messages" in variables:
+            raise SettingError("template_options", "cannot replace 'messages', which is given")
         opens = variables.pop("add_generation_prompt", True) is True
         text = template.render(messages, add_generation_prompt=opens, **variables)
         return tokenizer.encode(text, add_special=False)

@@ -65,6 +65,9 @@ SAMPLING: Mapping[str, SamplingParams] = {
         stop_token_ids=(3, 13, 22, 31, 42, 45),
         seed=3,
     ),
+    "stop at the limit": SamplingParams(
+        max_tokens=6, temperature=0, stop_token_ids=tuple(range(0, VOCAB, 2)), min_tokens=6
+    ),
     "logprobs": SamplingParams(
         max_tokens=NEW, temperature=0.7, logprobs=3, prompt_logprobs=2, seed=4
     ),
@@ -107,7 +110,9 @@ _PARTS = ("tokens", "reason", "logprobs", "prompt_logprobs")
 
 @dataclass
 class Counts:
-    """How much a run exercised."""
+    """How much was exercised: tokens drafted and accepted; requests with some drafts kept and some
+    not, and with a cached prefix; pre-emptions.
+    """
 
     drafted: int = 0
     accepted: int = 0
@@ -121,7 +126,7 @@ class Counts:
             counts = request.speculation
             self.drafted += counts.drafted
             self.accepted += counts.accepted
-            self.partial += counts.accepted % max(1, counts.drafts) != 0
+            self.partial += 0 < counts.accepted < counts.drafted
             self.cached += request.cached_tokens > 0
             self.preemptions += request.preemptions
 
@@ -133,7 +138,7 @@ class Bench:
     folder: Path
     _models: dict[str, LoadedModel] = field(default_factory=dict)
     _drafts: dict[str, LoadedModel] = field(default_factory=dict)
-    _answers: dict[tuple[str, str, int], Answer] = field(default_factory=dict)
+    _answers: dict[tuple[str, str, int, int], Answer] = field(default_factory=dict)
 
     def target(self, name: str) -> LoadedModel:
         """The model called `name`; the sliding one sees a window of 8 in every second layer."""
@@ -150,20 +155,24 @@ class Bench:
             self._drafts[name] = load_draft(self.target(name), config)
         return self._drafts[name]
 
-    def plain(self, model: str, sampling: str, prompt: int) -> Answer:
-        """What the prompt gives alone, in one chunk, without cache or speculation."""
-        key = (model, sampling, prompt)
+    def plain(self, case: Case, prompt: int) -> Answer:
+        """What the prompt gives alone, in one chunk, without cache or speculation.
+
+        Attention adds up page by page, so the last bits belong to a page size.
+        """
+        key = (case.model, case.sampling, case.page, prompt)
         if key not in self._answers:
             config = make_config(
                 device="cpu",
                 drafter="none",
                 prefix_cache=False,
+                page_tokens=case.page,
                 max_rows=1,
                 memory=1 << 22,
                 max_model_len=CONTEXT,
             )
-            engine = Engine(self.target(model), config)
-            [request] = engine.submit(PROMPTS[prompt], params_of(sampling, prompt))
+            engine = Engine(self.target(case.model), config)
+            [request] = engine.submit(PROMPTS[prompt], params_of(case.sampling, prompt))
             drain(engine)
             self._answers[key] = answer_of(request)
         return self._answers[key]
@@ -182,9 +191,11 @@ class Run:
 
     def _config(self) -> EngineConfig:
         case = self.case
-        config = make_config(
+        drafts_by_model = case.drafter == "draft-model"
+        return make_config(
             device="cpu",
             drafter=case.speculation,
+            draft_model=self.bench.draft(case.model).name if drafts_by_model else None,
             draft_tokens=case.depth,
             page_tokens=case.page,
             prefill_chunk=case.chunk,
@@ -194,9 +205,6 @@ class Run:
             max_model_len=CONTEXT,
             memory=self._memory(),
         )
-        if case.drafter == "draft-model":
-            config = replace(config, draft_model=self.bench.draft(case.model).name)
-        return config
 
     def _memory(self) -> int:
         """Enough for all requests at once, or hardly more than one needs."""
@@ -245,7 +253,7 @@ class Run:
         ]
 
     def _plain(self, prompt: int) -> Answer:
-        return self.bench.plain(self.case.model, self.case.sampling, prompt)
+        return self.bench.plain(self.case, prompt)
 
     def _submit(self, prompt: int) -> None:
         params = params_of(self.case.sampling, prompt)

@@ -59,7 +59,7 @@ def test_tokens_and_logprobs_equal_the_plain_run(drafter: str, bench: Bench) -> 
 
 
 def check_that_something_was_tested(drafter: str, counts: Counts) -> None:
-    assert counts.cached > 5
+    assert counts.cached > 3
     assert counts.preemptions > 5
     if drafter == "none":
         assert counts.drafted == 0

@@ -30,7 +30,7 @@ class Amount:
         seed: decides cases, noise, spoilt drafts and moments of pre-emption.
     """
 
-    new_tokens: int = 32
+    new_tokens: int = 24
     tokens: int | None = None
     seed: int = 0
 

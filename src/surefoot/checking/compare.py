@@ -31,6 +31,30 @@ def first_difference(expected: Sequence[int], got: Sequence[int]) -> int | None:
     return None if len(expected) == len(got) else min(len(expected), len(got))
 
 
+def difference_of(label: str, plain: Request, other: Request) -> Difference | None:
+    """Where a finished request left its plain run, if it did; a failed plain run is a difference.
+
+    Args:
+        label: of the prompt.
+        plain: the finished plain run.
+        other: the finished run of the same prompt and params.
+    """
+    if plain.error is not None:
+        end = len(plain.output)
+        return Difference(label, end, None, None, f"the plain run failed: {plain.error}")
+    place = first_difference(plain.output, other.output)
+    if place is None:
+        return None
+    expected, got = plain.output[place : place + 1], other.output[place : place + 1]
+    return Difference(
+        prompt=label,
+        position=place,
+        expected=expected[0] if expected else None,
+        got=got[0] if got else None,
+        error=other.error,
+    )
+
+
 class NearTies:
     """Recomputes a choice with the plain engine's model and says which tokens it may fall on."""
 

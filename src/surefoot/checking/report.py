@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from surefoot.checking.cases import Case
-from surefoot.request import Request
 
 FULL_RUN = 20_000
 """From this many compared tokens on, a check must have met enough hard cases."""
@@ -32,18 +31,6 @@ class Difference:
     expected: int | None
     got: int | None
     error: str | None = None
-
-    @classmethod
-    def at(cls, place: int, label: str, plain: Request, other: Request) -> Difference:
-        """The difference at output token `place` of two finished requests."""
-        expected, got = plain.output[place : place + 1], other.output[place : place + 1]
-        return cls(
-            prompt=label,
-            position=place,
-            expected=expected[0] if expected else None,
-            got=got[0] if got else None,
-            error=other.error,
-        )
 
     def sentence(self) -> str:
         """The difference in words."""

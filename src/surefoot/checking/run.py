@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from surefoot.checking.cases import Amount, Ask, Case, Scope, plan
-from surefoot.checking.compare import NearTies, first_difference
+from surefoot.checking.compare import NearTies, difference_of
 from surefoot.checking.drive import Tally, drive
 from surefoot.checking.engines import Engines, Models
 from surefoot.checking.prompts import Prompt
@@ -125,11 +125,11 @@ class Checker:
         tokens, near_ties, found = 0, 0, []
         labels = [self._prompts[ask.prompt].label for ask in case.asks(len(self._prompts))]
         for label, right, request in zip(labels, plain, requests, strict=True):
-            place = first_difference(right.output, request.output)
-            tokens += len(right.output) if place is None else place + 1
-            if place is None:
+            difference = difference_of(label, right, request)
+            if difference is None:
+                tokens += right.output_length
                 continue
-            difference = Difference.at(place, label, right, request)
+            tokens += min(difference.position + 1, right.output_length)
             if not self._bitwise and self._near.holds(right, difference):
                 near_ties += 1
             else:

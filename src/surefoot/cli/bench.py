@@ -26,6 +26,19 @@ from surefoot.cli.show import Screen, bytes_text
 from surefoot.config import MAX_DRAFT_TOKENS, EngineConfig
 from surefoot.errors import SettingError
 
+_HEADS = (
+    "batch",
+    "drafter",
+    "draft",
+    "prompt",
+    "new",
+    "decode tok/s",
+    "prefill tok/s",
+    "ttft s",
+    "accept length",
+    "speedup",
+)
+
 
 @Parameter(name="*", group=Group("Load", sort_key=5))
 @dataclass(frozen=True, kw_only=True)
@@ -100,8 +113,7 @@ def bench(
     if json:
         screen.json({"runs": [asdict(run) for run in runs], "peak_memory_bytes": peak})
         return 0
-    heads = [name.replace("_tokens_per_s", " tok/s").replace("_", " ") for name in asdict(runs[0])]
-    screen.table(model, heads, [list(asdict(run).values()) for run in runs])
+    screen.table(model, _HEADS, [list(asdict(run).values()) for run in runs])
     screen.line(f"peak memory {bytes_text(peak)}")
     return 0
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from importlib import import_module
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
-from surefoot.cli.answers import typing
+from surefoot.cli.answers import typing, warn_of_failures
 from surefoot.cli.asks import Ask, Message
 from surefoot.cli.flags import flag
 from surefoot.cli.options import (
@@ -59,7 +60,7 @@ def chat(
         defaults = replace(session.llm.default_params(), max_tokens=MAX_TOKENS)
         talk = Talk(session, screen, sampling.over(defaults), options, system)
         screen.note(HELP)
-        talk.go(_asked)
+        talk.go(_line_reader())
     return 0
 
 
@@ -145,6 +146,7 @@ class Talk:
                 return "".join(said)
         self._screen.text("\n")
         self._screen.note(summary(run.results, run.tokens_per_s))
+        warn_of_failures(run, self._screen)
         return run.results[0].outputs[0].text
 
 
@@ -169,6 +171,11 @@ def stopping() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _asked() -> str:
-    """The next line of the user; there is a prompt only where somebody sees it."""
-    return input("> " if sys.stdin.isatty() else "")
+def _line_reader() -> Callable[[], str]:
+    """What reads a line of the user; there is a prompt only where somebody sees it."""
+    if not sys.stdin.isatty():
+        return input
+    with suppress(ImportError):
+        # Loading it is enough for input() to let lines be edited.
+        import_module("readline")
+    return lambda: input("> ")

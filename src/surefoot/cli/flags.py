@@ -33,7 +33,8 @@ def attribute_help(documented: type) -> Mapping[str, str]:
     Where code says None, a command line says nothing.
     """
     text = inspect.getdoc(documented) or ""
-    about = {name: " ".join(words.split()) for name, words in _ENTRY.findall(text)}
+    section = text.partition("\nAttributes:\n")[2].partition("\n\n")[0]
+    about = {name: " ".join(words.split()) for name, words in _ENTRY.findall(section)}
     return {
         name: words[0].upper() + words[1:].replace("None", "no value")
         for name, words in about.items()

@@ -8,10 +8,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
+_PAPER_WIDTH = 120
+"""Columns of a table that goes to a file or a pipe."""
 _PERCENT = re.compile(r"(.*): (\d+)%")
 
 
@@ -20,7 +23,8 @@ class Screen:
 
     def __init__(self) -> None:
         """Write to the process's own streams as they are now."""
-        self._out = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+        width = None if sys.stdout.isatty() else _PAPER_WIDTH
+        self._out = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, width=width)
         self._err = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     def text(self, piece: str) -> None:
@@ -52,10 +56,18 @@ class Screen:
             columns: their heads.
             rows: as many cells each as there are columns; floats are rounded for reading.
         """
-        table = Table(title=title or None, title_justify="left", title_style="bold")
+        table = Table(
+            title=title or None,
+            title_justify="left",
+            title_style="bold",
+            box=SIMPLE_HEAD,
+            show_edge=False,
+            pad_edge=False,
+            padding=(0, 1, 0, 0),
+        )
         for index, head in enumerate(columns):
             numeric = all(isinstance(row[index], int | float) for row in rows)
-            table.add_column(head, justify="right" if numeric else "left")
+            table.add_column(head, justify="right" if numeric else "left", overflow="fold")
         for row in rows:
             table.add_row(*(_cell(value) for value in row))
         self._out.print(table, soft_wrap=False)

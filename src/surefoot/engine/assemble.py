@@ -91,7 +91,7 @@ def make_plan(
                 max_rows=config.max_rows,
                 max_model_len=length,
                 budget_bytes=budget,
-                points=None,
+                points=config.points,
                 prefix_cache=config.prefix_cache,
             )
         except MemoryPlanError:

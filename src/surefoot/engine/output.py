@@ -43,7 +43,9 @@ class DecodedText:
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
         """Follow one request's output."""
-        self._detokenizer = Detokenizer(tokenizer, skip_special=params.skip_special_tokens)
+        self._detokenizer = Detokenizer(
+            tokenizer, skip_special=params.skip_special_tokens, continues=True
+        )
         self._stops = StopMatcher(params.stop, params.include_stop_str_in_output)
 
     def push(self, token: int, may_stop: bool) -> tuple[str, bool]:

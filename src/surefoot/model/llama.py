@@ -187,7 +187,7 @@ class Attention:
     def _normed(self, q_and_k: Tensor) -> Tensor:
         """Norm each head over its own size, queries and keys with their own weights."""
         assert self.norms is not None
-        unit = torch.ones_like(self.norms[0, 0])
+        unit = torch.ones_like(self.norms[0])
         return self.backend.rms_norm(q_and_k, unit, self.config.eps) * self.norms
 
     def _attend(

@@ -210,7 +210,7 @@ class PrefixTree:
             self._spare_points[node] = None
 
     def attach(self, node: Node, row: SlotId, rolling: bool) -> None:
-        """Give the node the resume point in `row`.
+        """Give a node that is held the resume point in `row`.
 
         Raises:
             LedgerFault: it has one already.
@@ -220,8 +220,6 @@ class PrefixTree:
         node.point = row
         node.rolling = rolling
         self.points += 1
-        if not node.holders:
-            self._spare_points[node] = None
 
     def detach(self, node: Node) -> SlotId:
         """Take the node's resume point away and return its row.

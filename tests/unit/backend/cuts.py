@@ -132,6 +132,9 @@ def padded(step: Step) -> Step:
     return step.pad(len(step.rows) + 2, step.token_count + 3 + step.token_count % 7)
 
 
+PADS: Sequence[Pad] = (unpadded, padded)
+
+
 class Machine:
     """Computes scripts on caches of its own, in which everything unowned is NaN."""
 
@@ -229,6 +232,28 @@ def _plan(setting: Setting, pages: int, slots: int) -> MemoryPlan:
 
 def same_bits(got: Sequence[Tensor], want: Sequence[Tensor]) -> bool:
     return all(torch.equal(one, other) for one, other in zip(got, want, strict=True))
+
+
+def differing_cuts(
+    model: Computes, backend: Backend, setting: Setting, seed: int, pads: Sequence[Pad] = PADS
+) -> list[str]:
+    """Names of the cuts whose bits are not those of each sequence computed alone and whole."""
+    lengths, rng = setting.lengths, random.Random(seed)
+    want = Machine(model, backend, setting).play(alone(lengths))
+    assert all(bool(out.isfinite().all()) for out in want)
+    cuts = {
+        "together": together(lengths),
+        "one by one": one_by_one(lengths),
+        "rejecting": rejecting(lengths, setting.depth),
+        "shuffled": shuffled(lengths, setting.depth, rng),
+        "shuffled again": shuffled(lengths, setting.depth, rng),
+    }
+    return [
+        f"{name}, {pad.__name__}"
+        for name, script in cuts.items()
+        for pad in pads
+        if not same_bits(Machine(model, backend, setting).play(script, pad), want)
+    ]
 
 
 def assert_row_invariant(run: Callable[[Tensor], Tensor], x: Tensor) -> None:

@@ -14,22 +14,20 @@ from surefoot.backend.blockwise.tiles import TILE_TOKENS
 from tests.unit.backend.cuts import (
     Computes,
     Machine,
-    Script,
     Setting,
     alone,
     assert_row_invariant,
-    one_by_one,
-    padded,
-    rejecting,
+    differing_cuts,
     same_bits,
     sequences_of,
     shuffled,
     together,
-    unpadded,
 )
 from tests.unit.backend.small import VOCAB, PagedAttention, Vectors, window_attention
 
 Shape = tuple[tuple[int, int], int, int]
+
+BACKEND = make_backend("cpu", True)
 
 # Query and key heads, head size, tokens per page. The small ones lie where the library takes
 # another kernel for small products.
@@ -42,6 +40,7 @@ SHAPES: list[Shape] = [
     ((8, 2), 6, 4),
     ((5, 5), 10, 5),
     ((3, 1), 20, 1),
+    ((4, 2), 8, 16),
 ]
 
 
@@ -58,43 +57,18 @@ def attentions(shape: Shape, window: int) -> list[Computes]:
     return [PagedAttention(vectors), window_attention(vectors, window)]
 
 
-def scripts(setting: Setting, seed: int) -> dict[str, Script]:
-    lengths, rng = setting.lengths, random.Random(seed)
-    return {
-        "together": together(lengths),
-        "one by one": one_by_one(lengths),
-        "rejecting": rejecting(lengths, setting.depth),
-        "shuffled": shuffled(lengths, setting.depth, rng),
-        "shuffled again": shuffled(lengths, setting.depth, rng),
-    }
-
-
-def differing_cuts(model: Computes, setting: Setting, seed: int) -> list[str]:
-    """Names of the cuts whose bits are not those of each sequence computed alone and whole."""
-    backend = make_backend("cpu", True)
-    want = Machine(model, backend, setting).play(alone(setting.lengths))
-    assert all(bool(out.isfinite().all()) for out in want)
-    found = []
-    for name, script in scripts(setting, seed).items():
-        for pad in (unpadded, padded):
-            got = Machine(model, backend, setting).play(script, pad)
-            if not same_bits(got, want):
-                found.append(f"{name}, {pad.__name__}")
-    return found
-
-
 @pytest.mark.parametrize("kind", [0, 1], ids=["paged", "window"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_attention_has_the_same_bits_for_every_cut(shape: Shape, kind: int) -> None:
     setting = Setting(sequences_of(3, VOCAB, (37, 1, 18)), shape[2])
-    assert differing_cuts(attentions(shape, window=8)[kind], setting, seed=7) == []
+    assert differing_cuts(attentions(shape, window=8)[kind], BACKEND, setting, seed=7) == []
 
 
 @pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 40])
 def test_window_attention_has_the_same_bits_for_every_window(window: int) -> None:
     setting = Setting(sequences_of(3, VOCAB, (37, 20)), page_tokens=16, depth=3)
     model = attentions(((4, 2), 16, 16), window)[1]
-    assert differing_cuts(model, setting, seed=window) == []
+    assert differing_cuts(model, BACKEND, setting, seed=window) == []
 
 
 @pytest.mark.deep
@@ -112,21 +86,20 @@ def _random_shape(seed: int) -> None:
         sequences_of(seed, VOCAB, lengths), shape[2], rng.choice([1, 4, 8]), scatter=seed % 2 == 0
     )
     for model in attentions(shape, rng.choice([1, 3, 8, 16, 33])):
-        assert differing_cuts(model, setting, seed) == []
+        assert differing_cuts(model, BACKEND, setting, seed) == []
 
 
 @pytest.mark.deep
 @pytest.mark.usefixtures("two_threads")
 def test_attention_has_the_same_bits_with_two_threads() -> None:
-    backend = make_backend("cpu", True)
     for shape in SHAPES:
         setting = Setting(sequences_of(3, VOCAB, (40, 1, 18)), shape[2])
         lengths = setting.lengths
         for model in attentions(shape, window=8):
             mixed = shuffled(lengths, setting.depth, random.Random(1))
-            two = [Machine(model, backend, setting).play(cut) for cut in (together(lengths), mixed)]
+            two = [Machine(model, BACKEND, setting).play(cut) for cut in (together(lengths), mixed)]
             torch.set_num_threads(1)
-            one = Machine(model, backend, setting).play(alone(lengths))
+            one = Machine(model, BACKEND, setting).play(alone(lengths))
             torch.set_num_threads(2)
             assert same_bits(two[0], one), shape
             assert same_bits(two[1], one), shape
@@ -136,21 +109,22 @@ def test_attention_has_the_same_bits_with_two_threads() -> None:
 def test_tiles_of_the_least_width_and_wider_agree(shape: Shape) -> None:
     (heads, keys), size, page_tokens = shape
     group = heads // keys
-    least = least_tile_width(ProductShape(keys, group, size, page_tokens))
+    least = least_tile_width(ProductShape(keys, group, size, page_tokens, 0.3))
     assert 1 <= least <= TILE_TOKENS
     draws = torch.Generator().manual_seed(99)
     left = torch.randn(3, TILE_TOKENS * group, size, generator=draws)
     right = torch.randn(3, page_tokens, size, generator=draws).transpose(1, 2)
-    whole = torch.bmm(left, right)
+    whole = torch.baddbmm(torch.zeros(()), left, right, alpha=0.3)
     for width in range(least, TILE_TOKENS + 1):
         part = left[:, : width * group].contiguous()
-        assert torch.equal(torch.bmm(part, right), whole[:, : width * group]), width
+        product = torch.baddbmm(torch.zeros(()), part, right, alpha=0.3)
+        assert torch.equal(product, whole[:, : width * group]), width
 
 
 def test_some_shape_needs_wide_tiles() -> None:
     """Otherwise the measurement would measure nothing on this machine."""
     widths = [
-        least_tile_width(ProductShape(keys, heads // keys, size, page_tokens))
+        least_tile_width(ProductShape(keys, heads // keys, size, page_tokens, 0.3))
         for (heads, keys), size, page_tokens in SHAPES
     ]
     assert max(widths) > 1
@@ -161,23 +135,21 @@ def test_some_shape_needs_wide_tiles() -> None:
 def test_elementwise_operators_have_the_same_bits_at_any_width(
     width: int, dtype: torch.dtype
 ) -> None:
-    backend = make_backend("cpu", True)
     draws = torch.Generator().manual_seed(width)
     weight = torch.randn(width, generator=draws).to(dtype)
     x = (4 * torch.randn(40, width, generator=draws)).to(dtype)
-    assert_row_invariant(lambda part: backend.rms_norm(part, weight, 1e-5), x)
+    assert_row_invariant(lambda part: BACKEND.rms_norm(part, weight, 1e-5), x)
     wide = (4 * torch.randn(40, 2 * width, generator=draws)).to(dtype)
-    assert_row_invariant(backend.swiglu, wide)
+    assert_row_invariant(BACKEND.swiglu, wide)
 
 
 @pytest.mark.parametrize("size", [2, 6, 10, 16, 64])
 def test_operators_on_heads_have_the_same_bits_for_any_rows(size: int) -> None:
-    backend = make_backend("cpu", True)
     draws = torch.Generator().manual_seed(size)
     fused = torch.randn(40, 7, size, generator=draws)
     angles = torch.randn(40, 1, size, generator=draws)
-    assert_row_invariant(lambda part: backend.rms_norm(part, torch.ones(size), 1e-6), fused[:, :5])
+    assert_row_invariant(lambda part: BACKEND.rms_norm(part, torch.ones(size), 1e-6), fused[:, :5])
     both = torch.cat((fused, angles), dim=1)
     assert_row_invariant(
-        lambda part: backend.rotary(part[:, :5], part[:, 7:], part[:, 7:]).contiguous(), both
+        lambda part: BACKEND.rotary(part[:, :5], part[:, 7:], part[:, 7:]).contiguous(), both
     )

@@ -92,6 +92,15 @@ def test_a_chunk_that_runs_past_a_boundary_takes_no_point_there() -> None:
     assert point_pages(lease) == []
 
 
+def test_prefill_takes_points_at_the_boundaries_only() -> None:
+    """A chunk may end on another page by chance; saving that row would waste a point."""
+    ledger = ledger_of()
+    tokens = list(range(30))
+    lease = admitted(ledger, tokens)
+    assert prefill(ledger, lease, tokens, most=4)[:3] == [4, 8, 12]
+    assert point_pages(lease) == [1, 2, 4, 7]
+
+
 def test_decode_rows_are_not_cut() -> None:
     ledger = ledger_of()
     tokens = list(range(6))
@@ -283,6 +292,25 @@ def test_points_on_held_pages_are_never_taken_away() -> None:
     ledger.release(one, [1] * 5)
     decode(ledger, two, tokens, 4)
     assert point_pages(two) == [3]
+
+
+def test_a_point_row_is_read_before_it_is_written_again() -> None:
+    """A lease that resumes and ends at once leaves its copy to be done, and its point to go."""
+    ledger = ledger_of(points=1)
+    lease = admitted(ledger, [1] * 5)
+    prefill(ledger, lease, [1] * 5)
+    ledger.release(lease, [1] * 5)
+    other = admitted(ledger, [2] * 5)
+    ledger.take_work()
+    again = admitted(ledger, [1] * 5)
+    ledger.release(again, [1] * 5)
+    prefill(ledger, other, [2] * 5)
+    assert other.path[0].point == FIRST_POINT
+    assert ledger.take_work().copies == [
+        (None, again.slot),
+        (FIRST_POINT, again.slot),
+        (other.slot, FIRST_POINT),
+    ]
 
 
 def test_a_page_evicted_gives_its_point_row_back() -> None:

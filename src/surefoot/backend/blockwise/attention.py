@@ -29,12 +29,14 @@ class ProductShape:
         group: query heads per key head.
         size: D.
         page_tokens: P.
+        scale: factor on the scores; kernels round it into the sum at different places.
     """
 
     key_heads: int
     group: int
     size: int
     page_tokens: int
+    scale: float
 
 
 def tree_sum(x: Tensor) -> Tensor:
@@ -128,7 +130,7 @@ class BlockwiseRows:
         heads = k_pool.shape[1]
         wide = q.float()
         out = torch.empty_like(wide)
-        shape = ProductShape(heads, q.shape[1] // heads, q.shape[2], self._layout.page_tokens)
+        shape = self._shape(q, heads, scale)
         for group, bias in self._page_groups(shape):
             k, v = _blocks(k_pool, group), _blocks(v_pool, group)
             tiles = take_queries(wide, group.queries, heads)
@@ -162,7 +164,7 @@ class BlockwiseRows:
         heads, capacity = rings[0].shape[2], rings[0].shape[1]
         wide = q.float()
         out = torch.empty_like(wide)
-        shape = ProductShape(heads, q.shape[1] // heads, q.shape[2], self._layout.page_tokens)
+        shape = self._shape(q, heads, scale)
         for group, bias in self._window_groups(shape, RingShape(window, capacity)):
             k, v = (group.gather(ring, own) for ring, own in zip(rings, kv, strict=True))
             tiles = take_queries(wide, group.queries, heads)
@@ -172,6 +174,9 @@ class BlockwiseRows:
     def _check(self, per_token: Tensor) -> None:
         count, planned = per_token.shape[0], self._layout.starts[-1]
         assert count == planned, f"{count} tokens came, the layout was made for {planned}"
+
+    def _shape(self, q: Tensor, heads: int, scale: float) -> ProductShape:
+        return ProductShape(heads, q.shape[1] // heads, q.shape[2], self._layout.page_tokens, scale)
 
     def _page_groups(self, shape: ProductShape) -> list[tuple[PageGroup, Tensor]]:
         if shape not in self._groups:
@@ -234,19 +239,18 @@ def least_tile_width(shape: ProductShape) -> int:
     q = torch.randn(batch, rows, shape.size, generator=generator)
     pages = torch.randn(batch, shape.page_tokens, shape.size, generator=generator)
     weights = torch.rand(batch, rows, shape.page_tokens, generator=generator)
+    keys = pages.transpose(1, 2)
+
+    def scores(left: Tensor, right: Tensor) -> Tensor:
+        bias = left.new_zeros(left.shape[0], left.shape[1], right.shape[2])
+        return torch.baddbmm(bias, left, right, alpha=shape.scale)
+
     least = 1
     for width in range(1, TILE_TOKENS):
         count = width * shape.group
-        if not (
-            _agree(_scores, q, pages.transpose(1, 2), count)
-            and _agree(torch.bmm, weights, pages, count)
-        ):
+        if not (_agree(scores, q, keys, count) and _agree(torch.bmm, weights, pages, count)):
             least = width + 1
     return least
-
-
-def _scores(q: Tensor, keys: Tensor) -> Tensor:
-    return torch.baddbmm(q.new_zeros(()), q, keys, alpha=0.5)
 
 
 def _agree(

@@ -1,0 +1,125 @@
+"""The cache tensors: their shapes, the work of the ledger, and poison."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from surefoot.ids import PageId, SlotId
+from surefoot.state.ledger import Work
+from surefoot.state.plan import plan_memory
+from surefoot.state.pool import Pools
+from surefoot.state.spec import CacheSpec, Paged, Part, Recurrent, Ring
+
+K, V = Part("k", (2, 3), "float32"), Part("v", (2, 3), "bfloat16")
+KV = Paged("kv", 2, (K, V))
+LATENT = Paged("latent", 1, (Part("c", (5,), "float32"),), ratio=4)
+WINDOW = Ring("window", 3, (K,), window=6)
+DELTA = Recurrent(
+    "delta", 1, (Part("state", (2, 4), "float32"),), (Part("x", (7,), "float32"),), block=8
+)
+SPECS: tuple[CacheSpec, ...] = (KV, LATENT, WINDOW, DELTA)
+
+
+def pools_of(*specs: CacheSpec) -> Pools:
+    """Five pages of eight tokens or more, three slots, two points, drafts of two."""
+    plan = plan_memory(
+        specs,
+        page_tokens=8,
+        draft_tokens=2,
+        max_rows=3,
+        max_model_len=40,
+        budget_bytes=1 << 15,
+        points=2,
+        prefix_cache=True,
+    )
+    pools = Pools(specs, plan, torch.device("cpu"))
+    assert pools.bytes == plan.total_bytes
+    return pools
+
+
+def test_pools_have_the_shapes_of_their_specs() -> None:
+    pools = pools_of(*SPECS)
+    pages = pools.paged("kv", "k").shape[1]
+    assert pages >= 6
+    assert pools.paged("kv", "k").shape == (2, pages, 2, 8, 3)
+    assert pools.paged("kv", "v").dtype == torch.bfloat16
+    assert pools.paged("latent", "c").shape == (1, pages, 2, 5)
+    assert pools.rows("window", "k").shape == (3, 6, 6 + 2 + 1, 2, 3)
+    assert pools.rows("delta", "state").shape == (1, 6, 2, 4)
+    assert pools.rows("delta", "x").shape == (1, 6, 8 + 2, 7)
+
+
+def test_pools_start_as_zeros() -> None:
+    pools = pools_of(*SPECS)
+    assert pools.paged("kv", "k").count_nonzero() == 0
+    assert pools.rows("delta", "state").count_nonzero() == 0
+
+
+@pytest.mark.parametrize("specs", [(KV,), (WINDOW,), SPECS], ids=["paged", "ring", "all"])
+def test_bytes_are_those_of_the_plan(specs: tuple[CacheSpec, ...]) -> None:
+    assert pools_of(*specs).bytes > 0
+
+
+def test_handed_out_pages_are_cleared_and_others_are_not() -> None:
+    pools = pools_of(KV, LATENT)
+    pools.poison([PageId(page) for page in range(4)], [], 3.0)
+    pools.apply(Work(clear_pages=[PageId(1), PageId(2), PageId(1)]))
+    for name, part in (("kv", "k"), ("kv", "v"), ("latent", "c")):
+        pool = pools.paged(name, part)
+        assert pool[:, 1:3].count_nonzero() == 0
+        assert (pool[:, [0, 3]] == 3).all()
+
+
+def test_copies_happen_in_order() -> None:
+    """A slot is saved to a point, cleared for the next request and filled from another point."""
+    pools = pools_of(WINDOW, DELTA)
+    slot, saved, other = SlotId(1), SlotId(4), SlotId(5)
+    for cache, part in (("window", "k"), ("delta", "state"), ("delta", "x")):
+        rows = pools.rows(cache, part)
+        rows[:, slot], rows[:, other] = 1.0, 2.0
+    pools.apply(Work(copies=[(slot, saved), (None, slot), (other, slot)]))
+    for cache, part in (("window", "k"), ("delta", "state"), ("delta", "x")):
+        rows = pools.rows(cache, part)
+        assert (rows[:, saved] == 1).all()
+        assert (rows[:, slot] == 2).all()
+        assert (rows[:, other] == 2).all()
+        assert rows[:, 2].count_nonzero() == 0
+
+
+def test_a_row_without_source_is_cleared() -> None:
+    pools = pools_of(WINDOW)
+    pools.rows("window", "k")[:] = 1.0
+    pools.apply(Work(copies=[(None, SlotId(2))]))
+    rows = pools.rows("window", "k")
+    assert rows[:, 2].count_nonzero() == 0
+    assert (rows[:, [0, 1, 3, 4, 5]] == 1).all()
+
+
+def test_no_work_changes_nothing() -> None:
+    pools = pools_of(*SPECS)
+    pools.poison([PageId(1)], [SlotId(1)], 3.0)
+    before = pools.paged("kv", "k").clone(), pools.rows("window", "k").clone()
+    pools.apply(Work())
+    assert torch.equal(pools.paged("kv", "k"), before[0])
+    assert torch.equal(pools.rows("window", "k"), before[1])
+
+
+def test_poison_fills_pages_and_rows_of_all_caches() -> None:
+    pools = pools_of(*SPECS)
+    pools.poison([PageId(2)], [SlotId(3)], float("nan"))
+    for name, part in (("kv", "k"), ("kv", "v"), ("latent", "c")):
+        pool = pools.paged(name, part)
+        assert pool[:, 2].isnan().all()
+        assert not pool[:, [0, 1, 3]].isnan().any()
+    for name, part in (("window", "k"), ("delta", "state"), ("delta", "x")):
+        rows = pools.rows(name, part)
+        assert rows[:, 3].isnan().all()
+        assert not rows[:, [0, 1, 2, 4, 5]].isnan().any()
+
+
+def test_poison_leaves_integers_alone() -> None:
+    pools = pools_of(Paged("index", 1, (Part("id", (1,), "int32"), K)))
+    pools.poison([PageId(1)], [], float("nan"))
+    assert pools.paged("index", "id").count_nonzero() == 0
+    assert pools.paged("index", "k")[:, 1].isnan().all()
