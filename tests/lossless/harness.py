@@ -51,9 +51,9 @@ SAMPLING: Mapping[str, SamplingParams] = {
     "penalties": SamplingParams(
         max_tokens=NEW,
         temperature=0.8,
-        presence_penalty=0.5,
-        frequency_penalty=0.4,
-        repetition_penalty=1.2,
+        presence_penalty=1.0,
+        frequency_penalty=0.8,
+        repetition_penalty=1.5,
         min_p=0.05,
         logit_bias={3: 1.5, 7: -2.0},
         seed=2,
@@ -66,7 +66,7 @@ SAMPLING: Mapping[str, SamplingParams] = {
         seed=3,
     ),
     "stop at the limit": SamplingParams(
-        max_tokens=6, temperature=0, stop_token_ids=tuple(range(0, VOCAB, 2)), min_tokens=6
+        max_tokens=6, temperature=0, stop_token_ids=tuple(range(0, VOCAB, 2)), min_tokens=5
     ),
     "logprobs": SamplingParams(
         max_tokens=NEW, temperature=0.7, logprobs=3, prompt_logprobs=2, seed=4
@@ -162,20 +162,25 @@ class Bench:
         """
         key = (case.model, case.sampling, case.page, prompt)
         if key not in self._answers:
-            config = make_config(
-                device="cpu",
-                drafter="none",
-                prefix_cache=False,
-                page_tokens=case.page,
-                max_rows=1,
-                memory=1 << 22,
-                max_model_len=CONTEXT,
-            )
-            engine = Engine(self.target(case.model), config)
-            [request] = engine.submit(PROMPTS[prompt], params_of(case.sampling, prompt))
-            drain(engine)
-            self._answers[key] = answer_of(request)
+            params = params_of(case.sampling, prompt)
+            self._answers[key] = self.alone(case, PROMPTS[prompt], params)
         return self._answers[key]
+
+    def alone(self, case: Case, prompt: Sequence[int], params: SamplingParams) -> Answer:
+        """What any prompt gives in an engine of its own."""
+        config = make_config(
+            device="cpu",
+            drafter="none",
+            prefix_cache=False,
+            page_tokens=case.page,
+            max_rows=1,
+            memory=1 << 22,
+            max_model_len=CONTEXT,
+        )
+        engine = Engine(self.target(case.model), config)
+        [request] = engine.submit(prompt, params)
+        drain(engine)
+        return answer_of(request)
 
 
 class Run:
@@ -225,9 +230,13 @@ class Run:
     def _drafter(self) -> Drafter | None:
         if self.case.drafter in OWN_DRAFTERS:
             return None
-        return make_test_drafter(self.case.drafter, self._foretell, VOCAB, seed=5)
+        return make_test_drafter(self.case.drafter, self._guess, VOCAB, seed=5)
 
-    def _foretell(self, request: Request, count: int) -> list[int]:
+    def foretell(self, request: Request, tokens: Sequence[int]) -> None:
+        """Tell the test drafters what a request will emit."""
+        self._known[request.id] = tuple(tokens)
+
+    def _guess(self, request: Request, count: int) -> list[int]:
         begin = request.output_length
         return list(self._known[request.id][begin : begin + count])
 
@@ -259,7 +268,7 @@ class Run:
         params = params_of(self.case.sampling, prompt)
         known = self._plain(prompt).tokens
         [request] = self.engine.submit(PROMPTS[prompt], params)
-        self._known[request.id] = known
+        self.foretell(request, known)
         self.requests.append(request)
 
     def _step(self, number: int) -> None:
@@ -300,6 +309,32 @@ def answer_of(request: Request) -> Answer:
         tuple(request.logprobs),
         tuple(request.prompt_logprobs),
     )
+
+
+def next_turns(bench: Bench, case: Case) -> list[str]:
+    """Continue every beginning of an answer, with all of it in the prefix cache.
+
+    Returns:
+        The follow-up prompts whose answers are not those of a run alone.
+    """
+    params = SAMPLING["greedy"]
+    prompt = PROMPTS[2]
+    whole = bench.plain(replace(case, sampling="greedy"), 2).tokens
+    differences = []
+    for length in range(1, len(whole) + 1):
+        run = Run(bench, case)
+        [first] = run.engine.submit(prompt, replace(params, max_tokens=length))
+        run.foretell(first, whole)
+        drain(run.engine)
+        follow = [*prompt, *whole[:length], 1, 2]
+        [second] = run.engine.submit(follow, replace(params, max_tokens=4))
+        expected = bench.alone(case, follow, second.params)
+        run.foretell(second, expected.tokens)
+        drain(run.engine)
+        assert case.page > len(prompt) or second.cached_tokens > 0, "nothing was cached"
+        if answer_of(second) != expected:
+            differences.append(f"{case}, {length} tokens of answer, {second.tokens}")
+    return differences
 
 
 def drain(engine: Engine) -> None:

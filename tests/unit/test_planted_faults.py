@@ -12,7 +12,7 @@ from surefoot.testing.faults import (
     planted,
 )
 from surefoot.testing.simulate import Parts, SimulationFault, simulate
-from tests.lossless.harness import Bench, Case, Run
+from tests.lossless.harness import Bench, Case, Run, next_turns
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -35,12 +35,12 @@ def differences(bench: Bench, case: Case, fault: str) -> str:
 
 
 def test_a_history_one_short_is_found_by_the_lossless_check(bench: Bench) -> None:
-    case = Case("llama", "right", depth=4, sampling="penalties")
+    case = Case("llama", "right", depth=4, batch=8, sampling="penalties")
     assert "tokens" in differences(bench, case, "history one short")
 
 
 def test_penalties_counted_once_per_step_are_found_by_the_lossless_check(bench: Bench) -> None:
-    case = Case("llama", "right", depth=4, sampling="penalties")
+    case = Case("llama", "right", depth=4, batch=8, sampling="penalties")
     assert "tokens" in differences(bench, case, "penalty counted once per step")
 
 
@@ -54,9 +54,11 @@ def test_a_commit_off_by_one_is_found_by_the_lossless_check(bench: Bench) -> Non
     assert "tokens" in differences(bench, case, "commit off by one")
 
 
-def test_a_page_published_past_the_cursor_is_found_by_the_lossless_check(bench: Bench) -> None:
-    case = Case("llama", "none", depth=0, page=4, chunk=3, batch=8)
-    assert "tokens" in differences(bench, case, "page published past the cursor")
+def test_a_page_published_past_the_cursor_is_found_by_the_next_turn(bench: Bench) -> None:
+    case = Case("llama", "none", depth=0, page=4)
+    assert next_turns(bench, case) == []
+    with planted("page published past the cursor"):
+        assert next_turns(bench, case) != []
 
 
 def test_padding_on_a_live_page_is_found_by_the_lossless_check(bench: Bench) -> None:
@@ -81,7 +83,7 @@ def test_a_wrong_draft_that_is_kept_is_found_by_the_lossless_check(bench: Bench)
 
 
 def test_length_before_stop_is_found_by_the_lossless_check(bench: Bench) -> None:
-    case = Case("llama", "right", depth=8, sampling="stop at the limit")
+    case = Case("llama", "right", depth=8, batch=8, sampling="stop at the limit")
     assert "reason" in differences(bench, case, "length before stop")
 
 

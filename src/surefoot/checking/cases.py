@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations, count
+from itertools import chain, combinations, count
 
 from surefoot.params import MAX_SEED, SamplingParams
 
@@ -171,38 +171,39 @@ class Case:
         return Ask(prompt, self.sampling, (self.seed + 7919 * self.round + prompt) % MAX_SEED)
 
 
-def plan(scope: Scope, seed: int) -> Iterator[list[Case]]:
-    """Rounds of cases without end; each round holds every pair of settings of a drafted case.
-
-    Among four drafted cases stands one without a drafter, cut into other batches and chunks.
-    """
-    numbers = count(1)
-    undrafted = _undrafted(scope, seed)
-    for number in count():
-        rng = random.Random(f"{seed}/{number}")
-        cases = []
-        for at, values in enumerate(_drafted(scope, rng)):
-            if at % _PLAIN_EVERY == 0 and PLAIN in scope.drafters:
-                cases.append(Case(next(numbers), number, seed, *next(undrafted)))
-            cases.append(Case(next(numbers), number, seed, *values))
-        yield cases or [Case(next(numbers), number, seed, *next(undrafted)) for _ in range(12)]
-
-
 _Values = tuple[str, int | None, str, int, bool, int, str]
 
 
-def _drafted(scope: Scope, rng: random.Random) -> Iterator[_Values]:
+def plan(scope: Scope, seed: int) -> Iterator[list[Case]]:
+    """Rounds of cases without end; each holds every pair of settings of its drafted cases.
+
+    Before every fourth drafted case stands one without a drafter, cut into other batches and
+    chunks. Where there are no drafted cases, a round holds every pair of settings of the others.
+    """
+    numbers = count(1)
+    undrafted = (_undrafted(scope, random.Random(f"{seed}/{PLAIN}/{i}")) for i in count())
+    flat = chain.from_iterable(undrafted)
+    for number in count():
+        drafted = _drafted(scope, random.Random(f"{seed}/{number}"))
+        rows: list[_Values] = [] if drafted else next(undrafted)
+        for at, values in enumerate(drafted):
+            if at % _PLAIN_EVERY == 0 and PLAIN in scope.drafters:
+                rows.append(next(flat))
+            rows.append(values)
+        yield [Case(next(numbers), number, seed, *values) for values in rows]
+
+
+def _drafted(scope: Scope, rng: random.Random) -> list[_Values]:
     drafters = [name for name in scope.drafters if name != PLAIN]
     sizes = [len(drafters), len(scope.depths), *_other_sizes(scope)]
-    for row in pairwise(sizes, rng):
-        yield (drafters[row[0]], scope.depths[row[1]], *_others(scope, row[2:]))
+    return [
+        (drafters[row[0]], scope.depths[row[1]], *_others(scope, row[2:]))
+        for row in pairwise(sizes, rng)
+    ]
 
 
-def _undrafted(scope: Scope, seed: int) -> Iterator[_Values]:
-    for number in count():
-        rng = random.Random(f"{seed}/none/{number}")
-        for row in pairwise(_other_sizes(scope), rng):
-            yield (PLAIN, 0, *_others(scope, row))
+def _undrafted(scope: Scope, rng: random.Random) -> list[_Values]:
+    return [(PLAIN, 0, *_others(scope, row)) for row in pairwise(_other_sizes(scope), rng)]
 
 
 def _other_sizes(scope: Scope) -> list[int]:

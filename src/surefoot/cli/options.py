@@ -146,6 +146,7 @@ class EngineOptions:
             off=("--no-prefix-cache", "--no-enable-prefix-caching", "--disable-radix-cache"),
         ),
     ] = None
+    points: Annotated[int | None, flag(_ENGINE["points"], convert=whole)] = None
     max_waiting: Annotated[
         int | None, flag(_ENGINE["max_waiting"], _DEFAULTS.max_waiting, convert=whole)
     ] = None

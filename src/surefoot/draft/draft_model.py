@@ -34,7 +34,7 @@ class ModelDrafter:
         self._pools = pools
         self._backend = backend
         self._page_tokens = page_tokens
-        self._contexts = Contexts(model.description.vocab_size)
+        self._contexts = Contexts(model.description.vocab_size, backend.device)
 
     def prepare(self, work: Work) -> None:
         """See Drafter."""

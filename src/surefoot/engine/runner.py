@@ -82,7 +82,7 @@ class ModelRunner:
         self._forward = forward
         self._pools = pools
         self._page_tokens = page_tokens
-        self._contexts = Contexts(vocab_size)
+        self._contexts = Contexts(vocab_size, pools.device)
 
     def prepare(self, work: Work) -> None:
         """See Runner."""

@@ -72,9 +72,12 @@ def try_choose(logits: Tensor, rows: Sequence[RowContext]) -> list[int]:
     plain = [at for at, row in enumerate(rows) if row.params.greedy and row.untouched]
     for at, token in zip(plain, _plain_greedy(logits, plain), strict=True):
         tokens[at] = token
+    others = sorted(set(range(len(rows))).difference(plain))
+    if not others:
+        return tokens
     field = NoiseField(-(-logits.shape[1] // BLOCK) * BLOCK, logits.device)
     contests: dict[int, _Contest] = {}
-    for at in sorted(set(range(len(rows))).difference(plain)):
+    for at in others:
         found = _processed(logits[at], rows[at])
         if found is not None and rows[at].params.greedy:
             tokens[at] = Blocks.of(found[0]).first()

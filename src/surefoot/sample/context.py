@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
 from surefoot.ids import RequestId
 from surefoot.request import Request
 from surefoot.sample.processors import HistoryCounts, RowContext
@@ -12,9 +14,10 @@ from surefoot.sample.processors import HistoryCounts, RowContext
 class Contexts:
     """Makes row contexts; keeps token counts for requests whose penalties need them."""
 
-    def __init__(self, vocab_size: int) -> None:
-        """Serve a model of `vocab_size` tokens."""
+    def __init__(self, vocab_size: int, device: torch.device | str = "cpu") -> None:
+        """Serve a model of `vocab_size` tokens whose logits lie on `device`."""
         self._vocab_size = vocab_size
+        self._device = device
         self._counts: dict[RequestId, HistoryCounts] = {}
 
     def after(self, request: Request, drafts: Sequence[int]) -> RowContext:
@@ -43,7 +46,7 @@ class Contexts:
     def _counted(self, request: Request) -> HistoryCounts:
         counts = self._counts.get(request.id)
         if counts is None:
-            counts = HistoryCounts(self._vocab_size, request.prompt_length)
+            counts = HistoryCounts(self._vocab_size, request.prompt_length, self._device)
             self._counts[request.id] = counts
         counts.advance(request.tokens)
         return counts

@@ -31,6 +31,7 @@ class Pools:
 
     def __init__(self, specs: Sequence[CacheSpec], plan: MemoryPlan, device: torch.device) -> None:
         """Allocate zeroed pools of `plan` for all `specs` on `device`."""
+        self.device = device
         self._paged: dict[tuple[str, str], Tensor] = {}
         self._rows: dict[tuple[str, str], Tensor] = {}
         rows = 1 + plan.slots + plan.points

@@ -3,41 +3,13 @@
 import io
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from surefoot.cli.main import main
 from surefoot.testing.tiny_models import write_tiny
-
-
-@dataclass(frozen=True)
-class Done:
-    """What a command left behind."""
-
-    status: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        """The one JSON object on stdout; the parser refuses anything besides it."""
-        return json.loads(self.out)
-
-    @property
-    def error(self) -> str:
-        """The one line of a mistake, without its beginning."""
-        assert self.status == 2, (self.status, self.out, self.err)
-        assert self.out == ""
-        begin = "surefoot: error: "
-        assert self.err.startswith(begin)
-        assert self.err.count("\n") == 1
-        return self.err.removeprefix(begin).rstrip("\n")
-
-
-Run = Callable[..., Done]
+from tests.unit.cli.commands import Done, Run
 
 
 @pytest.fixture

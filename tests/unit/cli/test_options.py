@@ -153,9 +153,7 @@ def test_a_flag_sets_its_setting(arguments: str, field: str, expected: object) -
         ("--max-rows 64 --max-step-tokens 8", "max_step_tokens", "less than max_rows"),
     ],
 )
-def test_an_impossible_setting_is_named(
-    arguments: str, parameter: str | None, reason: str
-) -> None:
+def test_an_impossible_setting_is_named(arguments: str, parameter: str | None, reason: str) -> None:
     named = parameter or arguments.split()[0].lstrip("-").replace("-", "_")
     with pytest.raises(SettingError, match=reason) as caught:
         config(*arguments.split())

@@ -42,7 +42,7 @@ class Tiny:
     sizes: dict[str, int | bool] = field(default_factory=dict)
 
     def write(self, folder: Path) -> Path:
-        return write_tiny(folder, self.architecture, mixed=self.mixed, **self.sizes)
+        return write_tiny(folder, self.architecture, mixed=self.mixed, **self.sizes)  # type: ignore[arg-type]
 
     @property
     def setting(self) -> Setting:

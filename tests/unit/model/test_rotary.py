@@ -1,0 +1,127 @@
+"""Rotary angles, and the scalings that checkpoints ask for."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from surefoot.backend.reference import ReferenceBackend
+from surefoot.errors import ModelError
+from surefoot.model.layers.rotary import Rotary, make_rotary
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+
+
+def frequencies(size: int, theta: float, scaling: dict[str, object] | None = None) -> list[float]:
+    values: list[float] = make_rotary(size, theta, scaling).frequencies.tolist()
+    return values
+
+
+def test_frequencies_fall_from_one_by_powers_of_theta() -> None:
+    assert frequencies(8, 10000.0) == pytest.approx([1, 0.1, 0.01, 0.001])
+
+
+def test_rotating_turns_each_pair_by_position_times_frequency() -> None:
+    cos, sin = make_rotary(4, 100.0, None)(torch.tensor([3]))
+    assert cos.shape == sin.shape == (1, 1, 4)
+    x = torch.tensor([[[1.0, 0.0, 0.0, 1.0]]])
+    turned = ReferenceBackend().rotary(x, cos, sin)[0, 0].tolist()
+    slow = 3 * 0.1
+    assert turned == pytest.approx(
+        [math.cos(3), -math.sin(slow), math.sin(3), math.cos(slow)], abs=1e-6
+    )
+
+
+def test_position_zero_changes_nothing() -> None:
+    cos, sin = make_rotary(6, 10000.0, None)(torch.tensor([0]))
+    assert cos.tolist() == [[[1.0] * 6]]
+    assert sin.abs().max() == 0
+
+
+def test_scores_depend_on_distance_alone() -> None:
+    rotary, backend = make_rotary(16, 10000.0, None), ReferenceBackend()
+    draws = torch.Generator().manual_seed(0)
+    q, k = torch.randn(1, 1, 16, generator=draws), torch.randn(1, 1, 16, generator=draws)
+    scores = []
+    for start in (0, 1000):
+        turned_q = backend.rotary(q, *rotary(torch.tensor([start + 7])))
+        turned_k = backend.rotary(k, *rotary(torch.tensor([start])))
+        scores.append((turned_q * turned_k).sum().item())
+    assert scores[0] == pytest.approx(scores[1], abs=1e-4)
+
+
+def test_angles_stay_exact_at_a_million_positions() -> None:
+    position, size = 1_048_573, 64
+    cos, _ = make_rotary(size, 500_000.0, None)(torch.tensor([position]))
+    exact = [math.cos(position * 500_000.0 ** (-2 * i / size)) for i in range(size // 2)]
+    assert cos[0, 0, : size // 2].tolist() == pytest.approx(exact, abs=1e-6)
+
+
+def test_an_angle_does_not_depend_on_the_other_positions() -> None:
+    rotary = make_rotary(10, 10000.0, None)
+    many = rotary(torch.arange(50))
+    for position in (0, 7, 49):
+        one = rotary(torch.tensor([position]))
+        assert torch.equal(one[0][0], many[0][position])
+        assert torch.equal(one[1][0], many[1][position])
+
+
+@pytest.mark.parametrize("key", ["rope_type", "type"])
+def test_linear_scaling_divides_every_frequency(key: str) -> None:
+    scaled = frequencies(8, 10000.0, {key: "linear", "factor": 2.0})
+    assert scaled == pytest.approx([0.5, 0.05, 0.005, 0.0005])
+
+
+def test_llama3_keeps_fast_frequencies_and_divides_slow_ones() -> None:
+    plain, scaled = frequencies(128, 500_000.0), frequencies(128, 500_000.0, LLAMA3)
+    assert scaled[:20] == pytest.approx(plain[:20])
+    assert scaled[-20:] == pytest.approx([value / 8 for value in plain[-20:]])
+    ratios = [old / new for old, new in zip(plain, scaled, strict=True)]
+    assert ratios == sorted(ratios)
+    assert any(1.5 < ratio < 7.5 for ratio in ratios)
+
+
+def test_yarn_keeps_fast_frequencies_and_raises_the_temperature() -> None:
+    plain, rotary = frequencies(128, 1e6), make_rotary(128, 1e6, YARN)
+    scaled = rotary.frequencies.tolist()
+    assert scaled[:10] == pytest.approx(plain[:10])
+    assert scaled[-10:] == pytest.approx([value / 4 for value in plain[-10:]])
+    assert rotary.factor == pytest.approx(0.1 * math.log(4.0) + 1)
+
+
+def test_yarn_takes_the_given_attention_factor() -> None:
+    assert make_rotary(128, 1e6, YARN | {"attention_factor": 1.25}).factor == 1.25
+
+
+def test_the_factor_multiplies_both_angles() -> None:
+    cos, sin = Rotary(torch.tensor([0.5], dtype=torch.float64), 2.0)(torch.tensor([1]))
+    assert cos[0, 0].tolist() == pytest.approx([2 * math.cos(0.5)] * 2)
+    assert sin[0, 0].tolist() == pytest.approx([-2 * math.sin(0.5), 2 * math.sin(0.5)])
+
+
+def test_an_unknown_scaling_is_named() -> None:
+    with pytest.raises(ModelError, match="'longrope' is not supported; known are default, linear"):
+        make_rotary(8, 10000.0, {"rope_type": "longrope"})
+
+
+@pytest.mark.parametrize(
+    ("scaling", "name"),
+    [
+        ({"rope_type": "linear"}, "factor"),
+        ({"rope_type": "linear", "factor": "4"}, "factor"),
+        ({**LLAMA3, "high_freq_factor": None}, "high_freq_factor"),
+        ({"rope_type": "yarn", "factor": 4.0}, "original_max_position_embeddings"),
+    ],
+)
+def test_a_missing_number_is_named(scaling: dict[str, object], name: str) -> None:
+    with pytest.raises(ModelError, match=name):
+        make_rotary(8, 10000.0, scaling)
