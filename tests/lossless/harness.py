@@ -350,8 +350,10 @@ def poison(engine: Engine, kind: str) -> None:
     """
     ledger, pools = engine.parts.ledger, engine.parts.pools
     if kind == "nan":
-        rows = [SINK_SLOT, *ledger._free_slots, *ledger._free_points]
-        pools.poison([SINK_PAGE, *ledger._free_pages], rows, torch.nan)
+        # A row that was given back is still read by a copy that the ledger has recorded before.
+        awaited = {source for source, _ in ledger._work.copies}
+        rows = [row for row in (*ledger._free_slots, *ledger._free_points) if row not in awaited]
+        pools.poison([SINK_PAGE, *ledger._free_pages], [SINK_SLOT, *rows], torch.nan)
         return
     for lease in ledger._leases:
         for position in range(lease.computed, lease.capacity):

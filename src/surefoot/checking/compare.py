@@ -77,7 +77,7 @@ class NearTies:
 
     @torch.inference_mode()
     def _logits(self, tokens: Sequence[int]) -> Tensor:
-        """[V] float32 logits after `tokens`, all of them computed in one row."""
+        """[V] float32 logits after `tokens`, computed in one row and brought to the host."""
         target, parts = self._engine.target, self._engine.parts
         lease = parts.ledger.admit(tokens, len(tokens), reuse=False)
         assert lease is not None, "the plain engine is idle and has room for one request"
@@ -86,7 +86,7 @@ class NearTies:
         forward = EagerForward(target.model, parts.pools, target.backend)
         _, logits = forward(Step.of([row], parts.plan.page_tokens))
         parts.ledger.release(lease, tokens, publish=False)
-        return logits[0]
+        return logits[0].cpu()
 
 
 def possible_winners(logits: Tensor, context: RowContext, epsilon: float) -> Tensor:

@@ -125,7 +125,7 @@ def _windows(read: ConfigReader, architecture: str) -> tuple[int | None, ...]:
                 "config.json: layer_types has sliding_attention but there is no sliding_window"
             )
         return tuple(window if kind == "sliding_attention" else None for kind in kinds)
-    first = read.integer("max_window_layers", 0) if architecture in _WINDOW_SWITCHED else 0
+    first = read.integer("max_window_layers", 28) if architecture in _WINDOW_SWITCHED else 0
     return tuple(window if layer >= first else None for layer in range(layers))
 
 

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from surefoot.backend.cpu import CpuBackend
 from surefoot.backend.cpu.linear import (
+    DOUBLED,
+    PACKED,
+    TILED,
     PackedLinear,
     RowInvariant,
     TiledLinear,
@@ -57,6 +60,11 @@ class OneRowOtherwise:
         return F.linear(F.pad(x, (0, 0, 0, -len(x) % 16)), self.weight)[: len(x)]
 
 
+def doubles(linear: Linear, inputs: int) -> bool:
+    """Pass the packed form that sends one row as two, untested."""
+    return isinstance(linear, PackedLinear) and linear.doubles
+
+
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_packed_and_tiled_have_the_same_bits_for_any_rows(
@@ -64,7 +72,7 @@ def test_packed_and_tiled_have_the_same_bits_for_any_rows(
 ) -> None:
     weight, bias, x = weights(shape)
     added = bias if biased else None
-    packed = RowInvariant(lambda linear, inputs: True).pack(weight, added)
+    packed = RowInvariant(doubles).pack(weight, added)
     assert isinstance(packed, PackedLinear)
     for linear in (packed, TiledLinear(weight, added)):
         assert_row_invariant(linear, x)
@@ -100,7 +108,7 @@ def test_tiles_are_chosen_where_the_packed_form_fails() -> None:
     weight, bias, x = weights((67, 20))
     linear = invariant.pack(weight, bias)
     assert isinstance(linear, TiledLinear)
-    assert invariant.report() == {(67, 20): False}
+    assert invariant.report() == {(67, 20): TILED}
     assert_row_invariant(linear, x)
     torch.testing.assert_close(linear(x), F.linear(x, weight, bias))
 
@@ -115,8 +123,18 @@ def test_each_shape_is_tested_once_and_alone() -> None:
     invariant = RowInvariant(passes)
     kinds = [type(invariant.pack(torch.ones(4, inputs), None)) for inputs in (20, 30, 20, 30)]
     assert kinds == [PackedLinear, TiledLinear, PackedLinear, TiledLinear]
-    assert asked == [20, 30]
-    assert invariant.report() == {(4, 20): True, (4, 30): False}
+    assert asked == [20, 30, 30]
+    assert invariant.report() == {(4, 20): PACKED, (4, 30): TILED}
+
+
+def test_one_row_goes_alone_only_where_it_keeps_its_bits() -> None:
+    invariant = RowInvariant()
+    for shape in ((67, 20), (120, 1500)):
+        weight, bias, x = weights(shape)
+        assert_row_invariant(invariant.pack(weight, bias), x)
+    only_doubled = RowInvariant(doubles)
+    only_doubled.pack(*weights((67, 20))[:2])
+    assert only_doubled.report() == {(67, 20): DOUBLED}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -12,7 +12,7 @@ from surefoot.checking.report import Difference
 from surefoot.ids import RequestId
 from surefoot.params import SamplingParams
 from surefoot.request import Request
-from surefoot.sample.choose import choose
+from surefoot.sample.choose import choose, scores
 from surefoot.sample.processors import RowContext
 
 EPSILON = 1e-3
@@ -35,6 +35,10 @@ def winners(logits: list[float] | Tensor, params: SamplingParams, seed: int = 1)
     rows = torch.as_tensor(logits, dtype=torch.float32)
     possible = possible_winners(rows, context(params, seed), EPSILON)
     return set(possible.nonzero()[:, 0].tolist())
+
+
+def possible_scores(logits: Tensor, params: SamplingParams, seed: int) -> Tensor:
+    return scores(logits[None], [context(params, seed)])[0]
 
 
 def request(output: list[int], error: str | None = None) -> Request:
@@ -97,18 +101,12 @@ def test_temperature_counts_in_the_distance() -> None:
     gap = 0.5 * EPSILON
     near = SamplingParams(temperature=1.0, seed=1)
     logits = torch.full((2,), 3.0)
-    noise = [possible_scores(logits, near, seed) for seed in (1,)][0]
+    noise = possible_scores(logits, near, 1)
     logits[1] += float(noise[0] - noise[1]) - gap
     assert winners(logits, near) == {0, 1}
     cold = SamplingParams(temperature=0.1)
     level = 0.1 * float(noise[0] - noise[1])
     assert winners([3.0, 3.0 + level - gap], cold) == {0}
-
-
-def possible_scores(logits: Tensor, params: SamplingParams, seed: int) -> Tensor:
-    from surefoot.sample.choose import scores
-
-    return scores(logits[None], [context(params, seed)])[0]
 
 
 def test_a_token_at_the_edge_of_top_k_may_win_or_not() -> None:
@@ -153,14 +151,14 @@ def test_masked_tokens_never_win() -> None:
 def seed_won_by(token: int, logits: list[float]) -> int:
     """A seed whose noise makes `token` win by more than a few epsilon, nothing cut off."""
     for seed in range(1000):
-        scores = possible_scores(torch.tensor(logits), SamplingParams(), seed)
-        if float(scores.max() - scores[token]) == 0 and _margin(scores) > 0.1:
+        totals = possible_scores(torch.tensor(logits), SamplingParams(), seed)
+        if int(totals.argmax()) == token and _margin(totals) > 0.1:
             return seed
     raise AssertionError("no such seed")
 
 
-def _margin(scores: Tensor) -> float:
-    best = scores.sort(descending=True).values
+def _margin(totals: Tensor) -> float:
+    best = totals.sort(descending=True).values
     return float(best[0] - best[1])
 
 

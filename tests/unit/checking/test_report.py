@@ -70,7 +70,7 @@ def test_one_near_tie_in_a_thousand_tokens_passes_and_more_fails() -> None:
 
 def test_a_full_run_says_which_hard_cases_it_lacks() -> None:
     for name in ("partial_accepts", "cache_hits", "preemptions"):
-        short = report(FULL_RUN, **{name: 99})
+        short = report(FULL_RUN, False, **{name: 99})
         words = name.replace("_", " ")
         assert short.objections() == [f"only 99 {words}, a full run needs 100"]
         assert not short.passed

@@ -83,6 +83,7 @@ def test_both_spellings_of_rotary_settings_are_read(rope: dict[str, object]) -> 
         ({**MISTRAL, "sliding_window": 8}, (8, 8, 8)),
         ({**MISTRAL, "sliding_window": None}, (None, None, None)),
         ({**QWEN2, "sliding_window": 8, "use_sliding_window": False}, (None, None, None)),
+        ({**QWEN2, "sliding_window": 8, "use_sliding_window": True}, (None, None, None)),
         (
             {**QWEN2, "sliding_window": 8, "use_sliding_window": True, "max_window_layers": 2},
             (None, None, 8),

@@ -102,6 +102,27 @@ def test_yarn_takes_the_given_attention_factor() -> None:
     assert make_rotary(128, 1e6, YARN | {"attention_factor": 1.25}).factor == 1.25
 
 
+def test_yarn_divides_its_two_scales() -> None:
+    scales = {"mscale": 0.707, "mscale_all_dim": 1.0}
+    growth = 0.1 * math.log(4.0)
+    assert make_rotary(128, 1e6, YARN | scales).factor == pytest.approx(
+        (0.707 * growth + 1) / (growth + 1)
+    )
+    assert make_rotary(128, 1e6, YARN | {"mscale": 0.707}).factor == pytest.approx(growth + 1)
+
+
+def test_null_counts_as_absent() -> None:
+    nulls: dict[str, object] = dict.fromkeys(("beta_fast", "beta_slow", "attention_factor"))
+    plain, given = make_rotary(64, 1e6, YARN), make_rotary(64, 1e6, YARN | nulls)
+    assert torch.equal(plain.frequencies, given.frequencies)
+    assert plain.factor == given.factor
+
+
+def test_a_partly_rotated_head_is_refused() -> None:
+    with pytest.raises(ModelError, match="partial_rotary_factor is not supported"):
+        make_rotary(8, 10000.0, {"rope_type": "default", "partial_rotary_factor": 0.5})
+
+
 def test_the_factor_multiplies_both_angles() -> None:
     cos, sin = Rotary(torch.tensor([0.5], dtype=torch.float64), 2.0)(torch.tensor([1]))
     assert cos[0, 0].tolist() == pytest.approx([2 * math.cos(0.5)] * 2)

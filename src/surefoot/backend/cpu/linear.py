@@ -1,15 +1,15 @@
 """Linear layers on a CPU: prepacked, and the same bits for a token whatever stands beside it.
 
 oneDNN's packed product gives each row of the input a result that does not depend on how many rows
-there are, except that a single row takes another kernel; so one row is sent twice. Nothing
+there are, except that a single row may take another kernel; then one row is sent twice. Nothing
 promises this for every shape and library build: `RowInvariant.pack` tests the shape at hand, and
-where the test fails the rows go through fixed tiles of 16 instead.
+where both forms fail the rows go through fixed tiles of 16 instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -19,27 +19,38 @@ from surefoot.backend.blockwise.linear import PlainLinear
 from surefoot.backend.protocol import Linear
 
 TILE = 16
+PACKED, DOUBLED, TILED = "packed", "packed, one row as two", "tiles"
 _TESTED_ROWS = (1, 2, 3, 5, 9, 15, 16, 17, 33)
 
 
 @dataclass(frozen=True)
 class PackedLinear:
-    """oneDNN's packed weight; a single row is computed as two."""
+    """oneDNN's packed weight.
+
+    Attributes:
+        packed: the weight in the library's own layout.
+        bias: [outputs] or None.
+        outputs: rows of the weight.
+        doubles: a single row is computed as two.
+    """
 
     packed: Tensor
     bias: Tensor | None
     outputs: int
+    doubles: bool
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map [T, inputs] to [T, outputs]."""
         rows = x.shape[0]
         if rows == 0:
             return x.new_empty(0, self.outputs)
-        doubled = torch.cat((x, x)) if rows == 1 else x.contiguous()
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(
-            doubled, self.packed, self.bias, "none", [], ""
-        )
-        return y[:1] if rows == 1 else y
+        if rows == 1 and self.doubles:
+            return self._product(torch.cat((x, x)))[:1]
+        return self._product(x.contiguous())
+
+    def _product(self, x: Tensor) -> Tensor:
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        return y
 
 
 @dataclass(frozen=True)
@@ -74,7 +85,7 @@ class FastLinear:
 
 def _pack(weight: Tensor, bias: Tensor | None) -> PackedLinear:
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight)
-    return PackedLinear(packed, bias, weight.shape[0])
+    return PackedLinear(packed, bias, weight.shape[0], doubles=False)
 
 
 def pack_fast(weight: Tensor, bias: Tensor | None) -> Linear:
@@ -89,8 +100,8 @@ def is_row_invariant(linear: Linear, inputs: int) -> bool:
     generator = torch.Generator().manual_seed(inputs)
     x = torch.randn(2 * max(_TESTED_ROWS), inputs, generator=generator)
     whole = linear(x)
-    for rows in _TESTED_ROWS:
-        start = (7 * rows) % (x.shape[0] - rows)
+    slices = [(rows, 7 * rows % (x.shape[0] - rows)) for rows in _TESTED_ROWS]
+    for rows, start in slices + [(1, row) for row in range(TILE)]:
         if not torch.equal(linear(x[start : start + rows].clone()), whole[start : start + rows]):
             return False
     return True
@@ -105,18 +116,20 @@ class RowInvariant:
     def __init__(self, passes: Callable[[Linear, int], bool] = is_row_invariant) -> None:
         """Start with no shape tested; `passes` tests a linear with that many inputs."""
         self._passes = passes
-        self._good: dict[tuple[int, int], bool] = {}
+        self._forms: dict[tuple[int, int], str] = {}
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """A linear for weight [outputs, inputs] whose rows do not depend on one another."""
         if weight.dtype != torch.float32:
             return TiledLinear(weight, bias)
         packed = _pack(weight, bias)
+        forms = {PACKED: packed, DOUBLED: replace(packed, doubles=True)}
         shape = (weight.shape[0], weight.shape[1])
-        if shape not in self._good:
-            self._good[shape] = self._passes(packed, weight.shape[1])
-        return packed if self._good[shape] else TiledLinear(weight, bias)
+        if shape not in self._forms:
+            passing = (name for name, form in forms.items() if self._passes(form, shape[1]))
+            self._forms[shape] = next(passing, TILED)
+        return forms.get(self._forms[shape]) or TiledLinear(weight, bias)
 
-    def report(self) -> dict[tuple[int, int], bool]:
-        """Which tested shapes (outputs, inputs) keep the packed form."""
-        return dict(self._good)
+    def report(self) -> dict[tuple[int, int], str]:
+        """The form that each tested shape (outputs, inputs) takes."""
+        return dict(self._forms)

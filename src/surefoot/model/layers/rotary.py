@@ -46,10 +46,12 @@ def make_rotary(size: int, theta: float, scaling: Mapping[str, object] | None) -
     Supports the types default, linear, llama3 and yarn.
 
     Raises:
-        ModelError: another type of scaling, named in the message.
+        ModelError: another type of scaling or a missing number, named in the message.
     """
     plain = theta ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
     options = dict(scaling or {})
+    if _number(options, "partial_rotary_factor", 1.0) != 1.0:
+        raise ModelError("rope scaling with a partial_rotary_factor is not supported")
     kind = str(options.get("rope_type", options.get("type", "default")))
     if kind == "default":
         return Rotary(plain, 1.0)
@@ -65,7 +67,9 @@ def make_rotary(size: int, theta: float, scaling: Mapping[str, object] | None) -
 
 
 def _number(options: Mapping[str, object], name: str, default: float | None = None) -> float:
-    value = options.get(name, default)
+    value = options.get(name)
+    if value is None:
+        value = default
     if not isinstance(value, int | float):
         raise ModelError(f"rope scaling needs a number {name!r}, and the config has {value!r}")
     return float(value)
@@ -96,5 +100,13 @@ def _yarn(plain: Tensor, size: int, theta: float, options: Mapping[str, object])
     places = torch.arange(size // 2, dtype=torch.float64)
     ramp = ((places - low) / max(high - low, 0.001)).clamp(0, 1)
     frequencies = plain / factor * ramp + plain * (1 - ramp)
-    default = 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
-    return Rotary(frequencies, _number(options, "attention_factor", default))
+    return Rotary(frequencies, _number(options, "attention_factor", _yarn_factor(factor, options)))
+
+
+def _yarn_factor(factor: float, options: Mapping[str, object]) -> float:
+    """What cosines and sines are multiplied by where the config does not say it outright."""
+    growth = 0.1 * math.log(factor) if factor > 1 else 0.0
+    top, bottom = (_number(options, name, 0.0) for name in ("mscale", "mscale_all_dim"))
+    if top and bottom:
+        return (top * growth + 1) / (bottom * growth + 1)
+    return growth + 1
