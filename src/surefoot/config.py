@@ -35,6 +35,8 @@ LOSSY = {
     "speculative_accept_threshold_acc": "it accepts tokens that the model would not have chosen",
     "rejection_sample_method": "drafts are kept exactly while they equal the chosen tokens",
     "posterior_threshold": "typical acceptance changes the distribution of the output",
+    "typical_acceptance_sampler_posterior_threshold": "typical acceptance changes the output",
+    "typical_acceptance_sampler_posterior_alpha": "typical acceptance changes the output",
     "posterior_alpha": "typical acceptance changes the distribution of the output",
 }
 
@@ -212,6 +214,8 @@ def _from_algorithm(theirs: Mapping[str, object]) -> dict[str, object]:
         if name not in known:
             raise SettingError(name, f"unknown setting; known are {', '.join(sorted(known))}")
     algorithm = theirs.get("speculative_algorithm")
+    if algorithm is None:
+        raise SettingError(next(iter(theirs)), "has no meaning without speculative_algorithm")
     if str(algorithm).upper() not in _ALGORITHMS:
         raise SettingError(
             "speculative_algorithm", f"{algorithm!r} is unknown; known are {', '.join(_ALGORITHMS)}"

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from transformers import (
+    GenerationMixin,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -37,7 +38,11 @@ SIZES: Mapping[str, object] = {
 Make = Callable[..., PreTrainedModel]
 
 
-def _maker(model: type[PreTrainedModel], config: type[PreTrainedConfig], **own: object) -> Make:
+def _maker(
+    model: Callable[..., PreTrainedModel],
+    config: Callable[..., PreTrainedConfig],
+    **own: object,
+) -> Make:
     def make(**changes: object) -> PreTrainedModel:
         return randomised(model(config(**{**SIZES, **own, **changes})))
 
@@ -80,11 +85,12 @@ def randomised(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
             elif "embed" not in name:
                 values = values * parameter.shape[-1] ** -0.5
             parameter.copy_(values)
-    return model.eval()
+    model.eval()
+    return model
 
 
-def save(model: PreTrainedModel, folder: Path, **options: object) -> Path:
-    model.save_pretrained(folder, **options)
+def save(model: PreTrainedModel, folder: Path, max_shard_size: str = "1GB") -> Path:
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
     return folder
 
 
@@ -97,15 +103,16 @@ def logits_of(model: PreTrainedModel, tokens: Sequence[int]) -> Tensor:
 
 @torch.inference_mode()
 def continued(model: PreTrainedModel, tokens: Sequence[int], count: int) -> list[int]:
-    """The next `count` tokens, greedily."""
+    """The next tokens, greedily: `count`, or fewer with an end token as the last."""
+    assert isinstance(model, GenerationMixin)
     prompt = torch.tensor([list(tokens)])
-    out: Tensor = model.generate(
+    out = model.generate(
         prompt,
         attention_mask=torch.ones_like(prompt),
         do_sample=False,
         max_new_tokens=count,
-        min_new_tokens=count,
         pad_token_id=0,
     )
+    assert isinstance(out, Tensor)
     ids: list[int] = out[0, len(tokens) :].tolist()
     return ids

@@ -44,7 +44,9 @@ def test_many_shards(tied: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_weights_computed_in_float32(dtype: torch.dtype, tmp_path: Path) -> None:
-    folder = save(MODELS["llama"]().to(dtype), tmp_path / "half")
+    half = MODELS["llama"]()
+    half.to(dtype)  # type: ignore[arg-type]
+    folder = save(half, tmp_path / "half")
     oracle = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     ).eval()
@@ -71,8 +73,14 @@ def test_bfloat16_generates_the_same_with_drafts(name: str, saved: Get) -> None:
     params = SamplingParams(max_tokens=24, temperature=0.0)
     outputs = []
     for drafter in ("none", "ngram"):
-        settings = {"device": "cpu", "dtype": "bfloat16", "memory": 1 << 24, "drafter": drafter}
-        with LLM(str(saved(name).folder), draft_tokens=4, max_rows=4, **settings) as llm:
+        with LLM(
+            str(saved(name).folder),
+            device="cpu",
+            dtype="bfloat16",
+            drafter=drafter,
+            max_rows=4,
+            memory=1 << 24,
+        ) as llm:
             results = llm.generate([[1, 2, 3, 1, 2, 3, 1], [5] * 20], params)
             outputs.append([result.outputs[0].token_ids for result in results])
     assert outputs[0] == outputs[1]

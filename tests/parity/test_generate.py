@@ -80,7 +80,7 @@ def smollm2(request: pytest.FixtureRequest) -> Iterator[LLM]:
 @pytest.mark.deep
 def test_smollm2_continues_like_the_oracle(smollm2: LLM, smollm2_oracle: PreTrainedModel) -> None:
     """Both dequantise the same file; what is left to differ is the order of summation."""
-    params = SamplingParams(max_tokens=SMOLLM2_TOKENS, temperature=0.0, ignore_eos=True)
+    params = SamplingParams(max_tokens=SMOLLM2_TOKENS, temperature=0.0)
     results = smollm2.generate(list(SMOLLM2_PROMPTS), params)
     for prompt, result in zip(SMOLLM2_PROMPTS, results, strict=True):
         want = continued(smollm2_oracle, result.prompt_token_ids, SMOLLM2_TOKENS)
@@ -93,7 +93,7 @@ def test_random_prompts_of_smollm2_continue_like_the_oracle(
 ) -> None:
     rng = random.Random(0)
     prompts = [[rng.randrange(1000, 40_000) for _ in range(length)] for length in (5, 64)]
-    params = SamplingParams(max_tokens=SMOLLM2_TOKENS, temperature=0.0, ignore_eos=True)
+    params = SamplingParams(max_tokens=SMOLLM2_TOKENS, temperature=0.0)
     results = smollm2.generate(prompts, params)
     for prompt, result in zip(prompts, results, strict=True):
         want = continued(smollm2_oracle, prompt, SMOLLM2_TOKENS)

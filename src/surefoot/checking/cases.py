@@ -101,22 +101,30 @@ class Ask:
         if self.sampling == "greedy":
             return SamplingParams(max_tokens=new_tokens, temperature=0)
         if self.sampling == "penalties":
-            return SamplingParams(
-                max_tokens=new_tokens,
-                temperature=0.9,
-                min_p=0.05,
-                presence_penalty=0.4,
-                frequency_penalty=0.3,
-                repetition_penalty=1.1,
-                logit_bias={prompt[0]: 1.0, prompt[-1]: -1.5},
-                min_tokens=new_tokens // 2,
-                seed=self.seed,
-            )
+            return self._penalised(prompt, new_tokens)
         # Half of them are cut at the edges, half take any token.
         if self.prompt % 2:
             return SamplingParams(max_tokens=new_tokens, temperature=1.0, seed=self.seed)
         return SamplingParams(
             max_tokens=new_tokens, temperature=0.8, top_k=50, top_p=0.95, seed=self.seed
+        )
+
+    def _penalised(self, prompt: Sequence[int], new_tokens: int) -> SamplingParams:
+        """Some tokens are wanted again and again, and pushed back once they have come.
+
+        So a choice made with a history that is not its own is likely to show.
+        """
+        wanted = prompt[:: 1 + len(prompt) // 6]
+        return SamplingParams(
+            max_tokens=new_tokens,
+            temperature=0.7,
+            min_p=0.02,
+            presence_penalty=1.5,
+            frequency_penalty=0.5,
+            repetition_penalty=1.2,
+            logit_bias={**dict.fromkeys(wanted, 3.0), prompt[-1]: -1.5},
+            min_tokens=new_tokens // 2,
+            seed=self.seed,
         )
 
 

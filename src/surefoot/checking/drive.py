@@ -14,8 +14,8 @@ from surefoot.request import Request, Status
 
 log = logging.getLogger(__name__)
 
-_MOST_FORCED = 3
-_FORCE_CHANCE = 0.25
+_MOST_FORCED = 2
+_FORCE_CHANCE = 0.2
 _STEPS_PER_TOKEN = 8
 
 

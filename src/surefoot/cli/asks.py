@@ -1,13 +1,12 @@
 """What a command is asked to continue: prompts from arguments, a JSONL file or standard input."""
 
-from __future__ import annotations
-
+# Annotations are not postponed: the parser would evaluate them anew at every start.
 import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 from cyclopts import Group, Parameter
 
@@ -49,7 +48,7 @@ class Ask:
         except SettingError as error:
             raise _misplaced(error, self.place) from None
 
-    def as_chat(self, system: str | None) -> Ask:
+    def as_chat(self, system: str | None) -> Self:
         """The same as a conversation, opened by `system` unless it opens with such a message.
 
         Raises:

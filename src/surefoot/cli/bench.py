@@ -1,7 +1,6 @@
 """`surefoot bench`: how fast, by batch, drafter and depth."""
 
-from __future__ import annotations
-
+# Annotations are not postponed: the parser would evaluate them anew at every start.
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -65,6 +64,13 @@ class LoadOptions:
     repeats: Annotated[
         int, flag("Timed runs of each kind, taken in turns; medians count.", 3, convert=whole)
     ] = 3
+    tokens: Annotated[
+        int | None,
+        flag(
+            "As many timed runs as make this many new tokens of each kind, instead of --repeats.",
+            convert=whole,
+        ),
+    ] = None
 
     def check(self) -> list[int]:
         """The batches.
@@ -74,11 +80,18 @@ class LoadOptions:
         """
         check_whole("new_tokens", self.new_tokens, 2)
         check_whole("repeats", self.repeats, 1)
-        if self.prompt_tokens is not None:
-            check_whole("prompt_tokens", self.prompt_tokens, 1)
+        for name in ("prompt_tokens", "tokens"):
+            if (value := getattr(self, name)) is not None:
+                check_whole(name, value, 1)
         if self.random and self.prompts is not None:
             raise SettingError("random", "contradicts --prompts; leave out one of them")
         return whole_list("batch", self.batch)
+
+    def runs(self, batch: int) -> int:
+        """Timed runs of each kind with this many requests at once."""
+        if self.tokens is None:
+            return self.repeats
+        return -(-self.tokens // (batch * self.new_tokens))
 
 
 LOAD_DEFAULTS = LoadOptions()
@@ -103,12 +116,16 @@ def bench(
     asks = None if load.prompts is None else read_asks(load.prompts)
     # The model's side loads torch, which --help and a mistyped flag need not wait for.
     from surefoot.cli.lanes import Texts, open_lanes
-    from surefoot.cli.measure import measure, peak_memory
+    from surefoot.cli.measure import Load, measure, peak_memory
 
     texts = Texts(asks, bool(load.random), load.prompt_tokens)
     with open_lanes(model, configs, texts, load.new_tokens, screen) as lanes:
-        prompts = {batch: texts.prompts(lanes[0].engine.target, batch) for batch in batches}
-        runs = measure(lanes, prompts, load.new_tokens, load.repeats, screen)
+        target = lanes[0].engine.target
+        loads = [
+            Load(texts.prompts(target, batch), load.new_tokens, load.runs(batch))
+            for batch in batches
+        ]
+        runs = measure(lanes, loads, screen)
     peak = peak_memory()
     if json:
         screen.json({"runs": [asdict(run) for run in runs], "peak_memory_bytes": peak})

@@ -16,9 +16,9 @@ from surefoot.backend import make_backend
 from surefoot.backend.protocol import Backend
 from surefoot.cli.show import bytes_text
 from surefoot.config import EngineConfig
-from surefoot.engine.assemble import make_plan, resolve_drafter
-from surefoot.engine.models import LoadedModel, Progress
-from surefoot.errors import ModelError, SettingError
+from surefoot.engine.assemble import check_lengths, make_plan, resolve_drafter
+from surefoot.engine.models import LoadedModel, Progress, dtype_for
+from surefoot.errors import ModelError
 from surefoot.model.model import Description
 from surefoot.model.registry import family_of
 from surefoot.state.plan import MemoryPlan
@@ -153,7 +153,7 @@ def draw(model: str, configs: Sequence[EngineConfig], progress: Progress) -> Blu
     """
     first = configs[0]
     backend = make_backend(first.device, first.bitwise)
-    dtype = _dtype(backend, first.dtype)
+    dtype = dtype_for(backend, first.dtype)
     target = _unloaded(model, first.revision, backend, dtype, progress)
     drafters = {config: resolve_drafter(target, config) for config in configs}
     depths = {
@@ -161,7 +161,7 @@ def draw(model: str, configs: Sequence[EngineConfig], progress: Progress) -> Blu
         for config, drafter in drafters.items()
     }
     config = max(configs, key=lambda config: depths[config])
-    _check(target, config, depths[config])
+    check_lengths(target, config, depths[config])
     models = [target]
     named = next((each.draft_model for each in configs if each.draft_model is not None), None)
     if named is not None:
@@ -231,31 +231,6 @@ def locate_config(model: str, revision: str | None, progress: Progress) -> Path:
             f"{revision or 'main'}) could not be fetched from the hub: "
             f"{type(error).__name__}: {reason}"
         ) from None
-
-
-def _dtype(backend: Backend, wanted: str) -> str:
-    known = backend.capabilities.dtypes
-    if wanted not in ("auto", *known):
-        raise SettingError(
-            "dtype",
-            f"{wanted!r} is not offered on {backend.capabilities.name}; "
-            f"known are {', '.join(known)}",
-        )
-    return known[0] if wanted == "auto" else wanted
-
-
-def _check(target: LoadedModel, config: EngineConfig, depth: int) -> None:
-    """What an engine would refuse as well."""
-    most = target.model.description.max_positions
-    if config.max_model_len is not None and config.max_model_len > most:
-        raise SettingError(
-            "max_model_len", f"{config.max_model_len} is more than the model was made for ({most})"
-        )
-    deepest = target.backend.capabilities.max_draft_tokens
-    if depth > deepest:
-        raise SettingError(
-            "draft_tokens", f"{depth} is more than the backend can verify at once ({deepest})"
-        )
 
 
 def _runs(layers: Sequence[str]) -> str:

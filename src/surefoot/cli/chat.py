@@ -53,6 +53,8 @@ def chat(
     screen = Screen()
     options = json_object("chat_template_kwargs", chat_template_kwargs or "{}")
     config = engine.single()
+    # Values out of range shall not wait until the model is loaded.
+    sampling.over(SamplingParams(max_tokens=MAX_TOKENS))
     # The model's side loads torch, which --help and a mistyped flag need not wait for.
     from surefoot.cli.session import opened
 

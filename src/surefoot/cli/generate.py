@@ -23,6 +23,7 @@ from surefoot.cli.prompts import COPYING
 from surefoot.cli.report import Comparison, result_entries, summary
 from surefoot.cli.show import Screen
 from surefoot.errors import PromptError, SettingError
+from surefoot.params import SamplingParams
 
 if TYPE_CHECKING:
     from surefoot.cli.session import Job, Session
@@ -55,8 +56,10 @@ def generate(
         asks = [Ask(prompt=COPYING)]
     if not asks:
         raise PromptError("none was given; name one behind the model, or use --prompt or --file")
-    options = asking.template_options()
-    config = engine.single()
+    options, config = asking.template_options(), engine.single()
+    for ask in asks:
+        # Values out of range shall not wait until the model is loaded.
+        ask.params(sampling.over(SamplingParams()))
     # The model's side loads torch, which --help and a mistyped flag need not wait for.
     from surefoot.cli.session import opened
 

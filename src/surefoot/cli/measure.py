@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from surefoot.cli.lanes import Lane
@@ -19,7 +19,25 @@ from surefoot.results import Speculation
 _WARM_TOKENS = 8
 _MOST_WARM_PROMPT = 64
 
-Prompts = Sequence[Sequence[int]]
+
+@dataclass(frozen=True)
+class Load:
+    """What every lane computes, and how often it is timed.
+
+    Attributes:
+        prompts: token ids; all of them run at once.
+        new_tokens: of each request.
+        repeats: timed runs of each lane.
+    """
+
+    prompts: Sequence[Sequence[int]]
+    new_tokens: int
+    repeats: int
+
+    def warm(self) -> Load:
+        """A short run of the same width."""
+        prompts = [prompt[:_MOST_WARM_PROMPT] for prompt in self.prompts]
+        return Load(prompts, min(_WARM_TOKENS, self.new_tokens), 1)
 
 
 @dataclass(frozen=True)
@@ -68,49 +86,41 @@ class BenchRun:
     speedup: float
 
 
-def measure(
-    lanes: Sequence[Lane],
-    prompts: Mapping[int, Prompts],
-    new_tokens: int,
-    repeats: int,
-    screen: Screen,
-) -> list[BenchRun]:
-    """Time every lane on every batch: each is warmed up, then all take turns.
+def measure(lanes: Sequence[Lane], loads: Sequence[Load], screen: Screen) -> list[BenchRun]:
+    """Time every lane on every load: each is warmed up, then all take turns.
 
     Args:
         lanes: what is compared; the first has no drafter.
-        prompts: token ids of the prompts, by batch.
-        new_tokens: of each request.
-        repeats: timed runs of each.
+        loads: what they compute.
         screen: where progress is shown.
     """
     runs: list[BenchRun] = []
     done = 0
-    with screen.counting("timing", len(lanes) * len(prompts) * (repeats + 1)) as report:
-        for batch, texts in prompts.items():
+    total = len(lanes) * sum(1 + load.repeats for load in loads)
+    with screen.counting("timing", total) as report:
+        for load in loads:
             trials: list[list[Trial]] = [[] for _ in lanes]
-            for turn in range(repeats + 1):
+            for turn in range(1 + load.repeats):
                 for lane, own in zip(lanes, trials, strict=True):
-                    report(done, f"batch {batch}, {lane.drafter} {lane.draft_tokens}")
+                    report(done, f"batch {len(load.prompts)}, {lane.drafter} {lane.draft_tokens}")
                     done += 1
                     if turn == 0:
-                        warm = [prompt[:_MOST_WARM_PROMPT] for prompt in texts]
-                        time_batch(lane.engine, warm, min(_WARM_TOKENS, new_tokens))
+                        time_batch(lane.engine, load.warm())
                     else:
-                        own.append(time_batch(lane.engine, texts, new_tokens))
-            runs += _runs(lanes, trials, texts, new_tokens)
+                        own.append(time_batch(lane.engine, load))
+            runs += _runs(lanes, trials, load)
     return runs
 
 
-def time_batch(engine: Engine, prompts: Prompts, new_tokens: int) -> Trial:
-    """Run one batch, greedy and without end tokens, on an engine that is idle.
+def time_batch(engine: Engine, load: Load) -> Trial:
+    """Run one load once, greedy and without end tokens, on an engine that is idle.
 
     Raises:
         SurefootError: a request ended with an error.
     """
-    params = SamplingParams(max_tokens=new_tokens, temperature=0, ignore_eos=True)
+    params = SamplingParams(max_tokens=load.new_tokens, temperature=0, ignore_eos=True)
     begun = time.perf_counter()
-    requests = [engine.submit(list(prompt), params)[0] for prompt in prompts]
+    requests = [engine.submit(list(prompt), params)[0] for prompt in load.prompts]
     first: dict[Request, float] = {}
     tokens = before = 0
     started = now = begun
@@ -126,7 +136,7 @@ def time_batch(engine: Engine, prompts: Prompts, new_tokens: int) -> Trial:
     _check_ends(requests)
     return Trial(
         decode_tokens_per_s=_per_second(tokens - before, now - started),
-        prefill_tokens_per_s=_per_second(sum(map(len, prompts)), started - begun),
+        prefill_tokens_per_s=_per_second(sum(map(len, load.prompts)), started - begun),
         ttft_s=statistics.mean(first.values()) - begun,
         accept_length=Speculation.total("", requests).accept_length,
     )
@@ -137,20 +147,18 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _runs(
-    lanes: Sequence[Lane], trials: Sequence[Sequence[Trial]], prompts: Prompts, new_tokens: int
-) -> list[BenchRun]:
+def _runs(lanes: Sequence[Lane], trials: Sequence[Sequence[Trial]], load: Load) -> list[BenchRun]:
     plain = _medians(trials[0])
     runs = []
     for lane, own in zip(lanes, trials, strict=True):
         median = _medians(own)
         runs.append(
             BenchRun(
-                batch=len(prompts),
+                batch=len(load.prompts),
                 drafter=lane.drafter,
                 draft_tokens=lane.draft_tokens,
-                prompt_tokens=round(statistics.mean(map(len, prompts))),
-                new_tokens=new_tokens,
+                prompt_tokens=round(statistics.mean(map(len, load.prompts))),
+                new_tokens=load.new_tokens,
                 decode_tokens_per_s=median.decode_tokens_per_s,
                 prefill_tokens_per_s=median.prefill_tokens_per_s,
                 ttft_s=median.ttft_s,

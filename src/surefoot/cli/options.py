@@ -4,8 +4,7 @@ A field that is None was not given. Help and defaults come from `EngineConfig` a
 `SamplingParams`, which also check the values.
 """
 
-from __future__ import annotations
-
+# Annotations are not postponed: the parser would evaluate them anew at every start.
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace

@@ -114,7 +114,7 @@ def assemble(
     """
     name = resolve_drafter(target, config) if drafter is None else drafter.name
     depth = 0 if name == "none" else config.most_draft_tokens
-    _check_lengths(target, config, depth)
+    check_lengths(target, config, depth)
     caches = list(target.model.description.caches)
     draft_caches = list(draft.model.description.caches) if draft is not None else []
     plan, length = make_plan([*caches, *draft_caches], config, target, depth)
@@ -172,7 +172,12 @@ def _depth(name: str, config: EngineConfig, forward: Forward, plan: MemoryPlan) 
     return AutoDepth(CostCurve(measured), AUTO_DRAFT_TOKENS)
 
 
-def _check_lengths(target: LoadedModel, config: EngineConfig, depth: int) -> None:
+def check_lengths(target: LoadedModel, config: EngineConfig, depth: int) -> None:
+    """Refuse what the model or the backend was not made for.
+
+    Raises:
+        SettingError: the context is too long, or drafts of `depth` tokens are too deep.
+    """
     most = target.model.description.max_positions
     if config.max_model_len is not None and config.max_model_len > most:
         raise SettingError(

@@ -69,7 +69,7 @@ def load_on(
     name: str, path: Path, backend: Backend, dtype: str, progress: Progress, prefix: str = ""
 ) -> LoadedModel:
     """Load the model at `path` onto a backend; its cache names start with `prefix`."""
-    kind = _dtype_for(backend, dtype)
+    kind = dtype_for(backend, dtype)
     checkpoint = open_checkpoint(path)
     try:
         take = TensorTaker(checkpoint, DTYPES[kind], progress)
@@ -111,7 +111,12 @@ def _tokenizer(checkpoint: Checkpoint, path: Path) -> Tokenizer | None:
     return load_tokenizer(path)
 
 
-def _dtype_for(backend: Backend, dtype: str) -> str:
+def dtype_for(backend: Backend, dtype: str) -> str:
+    """The element type that `dtype` means on a backend; "auto" is its best.
+
+    Raises:
+        SettingError: the backend does not take it.
+    """
     known = backend.capabilities.dtypes
     if dtype == "auto":
         return known[0]

@@ -62,8 +62,8 @@ class Scheduler:
     def plan(self, depth: DepthPolicy) -> list[PlannedRow]:
         """Reserve capacity for the next step and say what it computes."""
         rows = self._plan_running()
-        self._deepen(rows, depth)
         self._admit(rows)
+        self._deepen(rows, depth)
         return rows
 
     def commit(self, row: PlannedRow, count: int) -> None:
@@ -140,7 +140,7 @@ class Scheduler:
         return True
 
     def _deepen(self, rows: Sequence[PlannedRow], depth: DepthPolicy) -> None:
-        """Give decoding rows room for drafts; drafts never evict and never pre-empt."""
+        """Give decoding rows room for drafts; they never evict, pre-empt or keep anybody waiting."""
         decoding = [
             row for row in rows if row.final and row.count == 1 and row.request.params.speculate
         ]
@@ -162,7 +162,7 @@ class Scheduler:
 
     def _admit(self, rows: list[PlannedRow]) -> None:
         """Start waiting requests in order while there is room for them."""
-        room = self._limits.max_step_tokens - sum(row.count + row.depth for row in rows)
+        room = self._limits.max_step_tokens - sum(row.count for row in rows)
         while self._waiting and len(self._running) < self._limits.max_rows and room > 0:
             row = self._start(self._waiting[0], room)
             if row is None:

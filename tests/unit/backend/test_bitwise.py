@@ -106,6 +106,20 @@ def test_attention_has_the_same_bits_with_two_threads() -> None:
             assert same_bits(two[1], one), shape
 
 
+@pytest.mark.deep
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("width", [33, 67, 200, 1536])
+def test_elementwise_operators_have_the_same_bits_with_two_threads(width: int) -> None:
+    """Threads divide large tensors anywhere, in the middle of a row as well."""
+    draws = torch.Generator().manual_seed(width)
+    x, weight = 4 * torch.randn(700, 2 * width, generator=draws), torch.randn(2 * width)
+    two = BACKEND.swiglu(x), BACKEND.rms_norm(x, weight, 1e-6)
+    torch.set_num_threads(1)
+    assert same_bits(two, (BACKEND.swiglu(x), BACKEND.rms_norm(x, weight, 1e-6)))
+    assert torch.equal(BACKEND.swiglu(x[5:7]), two[0][5:7])
+    torch.set_num_threads(2)
+
+
 @pytest.mark.parametrize("shape", [*SHAPES, ((2, 2), 64, 32), ((1, 1), 4, 4)], ids=str)
 def test_tiles_of_the_least_width_and_wider_agree(shape: Shape) -> None:
     (heads, keys), size, page_tokens = shape

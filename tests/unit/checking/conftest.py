@@ -50,19 +50,19 @@ def target(models: Models) -> LoadedModel:
 
 @pytest.fixture(scope="session")
 def prompts() -> list[Prompt]:
-    """A single token, two with a common beginning, a repetition, each at most 40 tokens long."""
+    """A single token, two with a common beginning, a repetition, each at most 25 tokens long."""
     few = random_prompts(VOCAB, 3)
     kept = [few[0], few[1], few[4], few[5], few[9]]
-    return [Prompt(prompt.label, prompt.tokens[:40]) for prompt in kept]
+    return [Prompt(prompt.label, prompt.tokens[:25]) for prompt in kept]
 
 
 @pytest.fixture
 def check(folder: Path, prompts: list[Prompt]) -> Check:
-    """Checks some models over a scope, on pages of 4 tokens and with 10 new tokens each."""
+    """Checks some models over a scope, on pages of 4 tokens and with 8 new tokens each."""
     config = make_config(page_tokens=4, draft_model=str(folder / "draft"))
 
     def run(models: Models, scope: Scope, **amount: int) -> Report:
-        chosen = Amount(**{"new_tokens": 10, **amount})
+        chosen = Amount(**{"new_tokens": 8, **amount})
         return Checker(models, config, prompts, chosen).run(scope)
 
     return run

@@ -19,8 +19,14 @@ from surefoot.step import Batch
 from surefoot.testing.faults import padded, planted
 from tests.unit.checking.conftest import Check
 
-ALL = Scope(["none", "ngram", "draft-model", "replay", "wrong"])
-SMALL = Scope(["none", "replay"], depths=[4], batches=[4], caches=[True], chunks=[3])
+ALL = Scope(
+    ["none", "ngram", "draft-model", "replay", "wrong"],
+    depths=[4, None],
+    batches=[3, 1],
+    caches=[True, False],
+    chunks=[64, 5],
+)
+SMALL = Scope(["none", "replay"], depths=[4], batches=[4], caches=[True], chunks=[5])
 GREEDY = replace(SMALL, samplings=["greedy"])
 
 
@@ -48,12 +54,12 @@ def wobbly(models: Models) -> Models:
 
 
 def test_a_round_of_everything_passes(check: Check, models: Models) -> None:
-    report = check(models, ALL, new_tokens=8)
+    report = check(models, ALL)
     assert report.passed, report.verdict()
     assert report.bitwise
     assert {case.case.drafter for case in report.cases} == set(ALL.drafters)
-    assert min(report.hard.values()) > 20
-    assert report.tokens_compared == sum(case.tokens for case in report.cases) > 1000
+    assert min(report.hard.values()) > 10
+    assert report.tokens_compared == sum(case.tokens for case in report.cases) > 300
 
 
 def test_without_the_bitwise_mode_it_passes_too(check: Check, loose_models: Models) -> None:
@@ -63,7 +69,7 @@ def test_without_the_bitwise_mode_it_passes_too(check: Check, loose_models: Mode
 
 
 def test_the_wanted_tokens_are_compared_and_no_more_cases_run(check: Check, models: Models) -> None:
-    report = check(models, SMALL, tokens=300)
+    report = check(models, GREEDY, tokens=300)
     assert report.tokens_compared >= 300
     assert report.tokens_compared - report.cases[-1].tokens < 300
     assert report.cases[-1].case.round >= 1
@@ -78,10 +84,10 @@ def test_the_seed_decides_the_cases(check: Check, models: Models) -> None:
 
 def test_forced_preemption_and_scarce_pages_both_preempt(check: Check, models: Models) -> None:
     for pressure in ("forced", "scarce"):
-        report = check(models, replace(SMALL, pressures=[pressure]))
+        report = check(models, replace(GREEDY, pressures=[pressure]))
         assert report.passed, report.verdict()
         assert report.hard["preemptions"] > 0, pressure
-    assert check(models, replace(SMALL, pressures=["calm"])).hard["preemptions"] == 0
+    assert check(models, replace(GREEDY, pressures=["calm"])).hard["preemptions"] == 0
 
 
 def test_without_prefix_cache_nothing_is_hit(check: Check, models: Models) -> None:
@@ -90,23 +96,29 @@ def test_without_prefix_cache_nothing_is_hit(check: Check, models: Models) -> No
 
 
 @pytest.mark.parametrize(
-    "fault",
+    ("fault", "sampling", "pressure"),
     [
-        "wrong draft kept",
-        "commit off by one",
-        "noise keyed by step",
-        "penalty counted once per step",
-        "history one short",
-        "page published past the cursor",
+        ("wrong draft kept", "greedy", "calm"),
+        ("commit off by one", "greedy", "calm"),
+        ("page published past the cursor", "greedy", "forced"),
+        ("noise keyed by step", "sampled", "calm"),
+        ("penalty counted once per step", "penalties", "calm"),
+        ("history one short", "penalties", "calm"),
     ],
 )
 def test_a_planted_fault_makes_it_fail(
-    check: Check, models: Models, fault: str, caplog: pytest.LogCaptureFixture
+    check: Check,
+    models: Models,
+    fault: str,
+    sampling: str,
+    pressure: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("CRITICAL", logger="surefoot")
-    assert check(models, SMALL).passed
+    scope = replace(SMALL, samplings=[sampling], pressures=[pressure])
+    assert check(models, scope).passed
     with planted(fault):
-        report = check(models, SMALL)
+        report = check(models, scope)
     assert not report.passed
     assert report.differences > 0
     assert report.verdict().startswith("FAIL: ")
@@ -122,7 +134,7 @@ def test_padding_on_a_live_page_makes_it_fail(check: Check, models: Models) -> N
 
 def test_a_kept_wrong_draft_is_no_near_tie(check: Check, loose_models: Models) -> None:
     with planted("wrong draft kept"):
-        report = check(loose_models, SMALL)
+        report = check(loose_models, GREEDY)
     assert report.differences > 10 * report.near_ties
     assert not report.passed
 
@@ -186,7 +198,6 @@ def test_whoever_watches_is_told(models: Models, prompts: list[Prompt]) -> None:
     report: Report = Checker(models, make_config(), prompts, amount, told).run(GREEDY)
     assert told.ended == list(report.cases)
     assert told.expected == told.advanced == report.tokens_compared
-    assert told.begun[0] == "plain run of " + prompts[0].label + ", greedy" or told.begun
     assert [name for name in told.begun if not name.startswith("plain run")] == [
         case.case.name for case in report.cases
     ]
@@ -210,17 +221,17 @@ def test_prompts_are_needed(models: Models) -> None:
 
 
 def test_a_prompt_without_room_is_refused(models: Models, prompts: list[Prompt]) -> None:
-    checker = Checker(models, make_config(max_model_len=30), prompts, Amount(new_tokens=3))
-    with pytest.raises(PromptError, match="tokens, and the context holds 30"):
+    checker = Checker(models, make_config(max_model_len=20), prompts, Amount(new_tokens=3))
+    with pytest.raises(PromptError, match="tokens, and the context holds 20"):
         checker.run(GREEDY)
 
 
 def test_a_short_context_cuts_every_run_alike(models: Models, prompts: list[Prompt]) -> None:
-    config = make_config(max_model_len=42, page_tokens=4)
-    report = Checker(models, config, prompts, Amount(new_tokens=20)).run(SMALL)
+    config = make_config(max_model_len=27, page_tokens=4)
+    report = Checker(models, config, prompts, Amount(new_tokens=12)).run(GREEDY)
     assert report.passed, report.verdict()
     asked = sum(len(case.case.asks(len(prompts))) for case in report.cases)
-    assert report.tokens_compared < 20 * asked
+    assert report.tokens_compared < 12 * asked
 
 
 def test_a_depth_beyond_the_backend_is_refused(check: Check, models: Models) -> None:

@@ -12,6 +12,14 @@ from surefoot.testing.tiny_models import write_tiny
 from tests.unit.cli.commands import Done, Run
 
 
+@pytest.fixture(autouse=True)
+def _no_calibration(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Timing steps takes longer than all the rest; only the deep tests need it."""
+    if request.node.get_closest_marker("deep") is None:
+        costs = {1: 0.001, 64: 0.002}
+        monkeypatch.setattr("surefoot.engine.assemble.measure_steps", lambda *_: costs)
+
+
 @pytest.fixture
 def surefoot(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     def run(*arguments: object, stdin: str = "") -> Done:

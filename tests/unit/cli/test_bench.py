@@ -3,9 +3,12 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.cli.lanes import Texts
-from surefoot.cli.measure import time_batch
+from surefoot.cli.asks import Ask
+from surefoot.cli.bench import LoadOptions
+from surefoot.cli.lanes import Lane, Texts
+from surefoot.cli.measure import Load, Trial, measure, time_batch
 from surefoot.cli.prompts import PROMPT_TOKENS, TEXTS
+from surefoot.cli.show import Screen
 from surefoot.config import EngineConfig
 from surefoot.engine.engine import Engine
 from surefoot.engine.models import LoadedModel, load
@@ -81,6 +84,30 @@ def test_auto_that_means_a_named_drafter_comes_once(surefoot: Run, tiny: Path) -
     assert [run["drafter"] for run in runs] == ["none", "ngram"]
 
 
+def test_tokens_decide_how_often_each_kind_is_timed() -> None:
+    load = LoadOptions(tokens=100, new_tokens=8)
+    assert [load.runs(batch) for batch in (1, 4, 16)] == [13, 4, 1]
+    assert LoadOptions(repeats=5).runs(4) == 5
+
+
+def test_every_kind_is_timed_in_turns(target: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[tuple[str, int]] = []
+
+    def time_nothing(engine: Engine, load: Load) -> Trial:
+        timed.append((engine.config.drafter, load.new_tokens))
+        return Trial(len(timed), 1.0, 1.0, 1.0)
+
+    monkeypatch.setattr("surefoot.cli.measure.time_batch", time_nothing)
+    names = ("none", "ngram")
+    engines = [Engine(target, EngineConfig(drafter=name, draft_tokens=2)) for name in names]
+    lanes = [Lane(engine, name, 2) for engine, name in zip(engines, names, strict=True)]
+    runs = measure(lanes, [Load([[1, 2]], 20, 3)], Screen())
+    assert timed == [(name, 8) for name in names] + [(name, 20) for name in names] * 3
+    # The speeds were 3, 5, 7 and 4, 6, 8.
+    assert [run.decode_tokens_per_s for run in runs] == [5, 6]
+    assert [run.speedup for run in runs] == [1.0, 1.2]
+
+
 def test_the_table(surefoot: Run, tiny_ids: Path) -> None:
     done = surefoot("bench", tiny_ids, "--draft-tokens", "2", *SMALL)
     assert done.status == 0
@@ -107,6 +134,7 @@ def test_prompts_of_a_file_keep_their_lengths(surefoot: Run, tiny: Path, lines: 
         (["--batch", "9", "--max-rows", "8"], "batch: 9 is more than max_rows 8"),
         (["--new-tokens", "1"], "new_tokens: must be at least 2"),
         (["--repeats", "0"], "repeats: must be at least 1"),
+        (["--tokens", "0"], "tokens: must be at least 1"),
         (["--prompt-tokens", "0"], "prompt_tokens: must be at least 1"),
         (["--prompt-tokens", "600"], "prompt_tokens: prompts and new tokens are 664 together"),
         (["--max-model-len", "100"], "prompt_tokens: prompts and new tokens are 128 together"),
@@ -181,7 +209,7 @@ def test_prefill_is_left_out_of_decode_speed(
     target: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = slow(target, monkeypatch, prefill_chunk=4, max_step_tokens=32)
-    trial = time_batch(engine, [[7] * 12, [8] * 4], 5)
+    trial = time_batch(engine, Load([[7] * 12, [8] * 4], 5, 1))
     # The short prompt has its first token after one step, the long one after three.
     assert engine.emissions == [1, 1, 2, 2, 2, 1, 1]
     assert trial.ttft_s == 2.0
@@ -198,11 +226,9 @@ def test_a_request_that_fails_is_not_timed(
 
     monkeypatch.setattr("surefoot.engine.runner.try_choose", nothing_chosen)
     with pytest.raises(SurefootError, match="ended early"):
-        time_batch(Engine(target, EngineConfig(drafter="none")), [[1, 2]], 4)
+        time_batch(Engine(target, EngineConfig(drafter="none")), Load([[1, 2]], 4, 1))
 
 
 def test_empty_prompts_are_refused(target: LoadedModel, lines: Lines) -> None:
-    from surefoot.cli.asks import Ask
-
     with pytest.raises(SettingError, match="a prompt is empty"):
         Texts([Ask(prompt="")], False, None).prompts(target, 1)

@@ -216,11 +216,8 @@ def test_accept_length_is_over_all_prompts() -> None:
 
 
 def test_a_comparison_sees_a_single_token() -> None:
-    runs = [
-        SessionRun([result(5, 6, drafts=1, accepted=1)], 30.0),
-        SessionRun([result(5, 7)], 10.0),
-    ]
-    comparison = Comparison.of(*runs)
+    drafted = SessionRun([result(5, 6, drafts=1, accepted=1)], 30.0)
+    comparison = Comparison.of(drafted, SessionRun([result(5, 7)], 10.0))
     assert not comparison.identical
     assert comparison.speedup == 3.0
     assert Comparison.of(drafted, drafted).identical

@@ -62,6 +62,8 @@ def test_commands_import_nothing_heavy_before_they_run() -> None:
         ("generate m x --bitwise=perhaps", "bitwise: 'perhaps' cannot be understood"),
         ("generate m x --trust-remote-code", "trust_remote_code: not offered"),
         ("generate m x --speculative-accept-threshold-single 0.9", "speculative_accept_thre"),
+        ("generate no/such/model x --top-p 7", "top_p: must be a number above 0"),
+        ("chat no/such/model --seed -1", "seed: must be a whole number from 0"),
         ("generate no/such/model x", "model: 'no/such/model' is no folder"),
         ("chat no/such/model", "model: "),
         ("bench no/such/model", "model: "),

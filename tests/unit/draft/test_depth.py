@@ -1,0 +1,206 @@
+"""The adaptive depth on a pretended machine: nearly as good as the best fixed depth, or none."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+import pytest
+
+from surefoot.draft.depth import AutoDepth, CostCurve, Depth, FixedDepth, StepCost
+from surefoot.ids import RequestId
+from surefoot.params import SamplingParams
+from surefoot.request import Request
+
+CEILING = 8
+
+
+def request(number: int) -> Request:
+    return Request(
+        id=RequestId(number),
+        tokens=[1],
+        prompt_length=1,
+        params=SamplingParams(),
+        seed=0,
+        length_limit=100,
+    )
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Milliseconds of a step by its tokens, and of each drafted token."""
+
+    step: Callable[[int], float]
+    draft: float
+
+
+MACHINES = {
+    "memory bound": Machine(lambda tokens: 30 + 0.5 * tokens, 0.05),
+    "compute bound": Machine(lambda tokens: 2 + 5.0 * tokens, 0.05),
+    "in between": Machine(lambda tokens: 15 + 3.0 * tokens, 0.05),
+    "tiles of 16": Machine(lambda tokens: 20.0 * -(-tokens // 16) + 0.3 * tokens, 0.05),
+    "second row is dear": Machine(lambda tokens: 20 + (tokens > 1) * 15 + 0.5 * tokens, 0.05),
+    "dear drafts": Machine(lambda tokens: 30 + 0.5 * tokens, 12.0),
+}
+
+
+class World:
+    """Requests whose drafts are right with a chance of their own, on a machine."""
+
+    def __init__(self, machine: Machine, chances: list[float], policy: Depth, seed: int = 0) -> None:
+        self.machine, self.chances, self.policy = machine, chances, policy
+        self.requests = [request(number) for number in range(len(chances))]
+        self.random = Random(seed)
+        self.depths: list[list[int]] = []
+
+    def rate(self, steps: int) -> float:
+        """Tokens a second over `steps` steps."""
+        tokens, seconds = 0.0, 0.0
+        for _ in range(steps):
+            more, cost = self._step()
+            tokens, seconds = tokens + more, seconds + cost
+        return tokens / seconds
+
+    def _step(self) -> tuple[int, float]:
+        depths = self.policy.limits(self.requests, 0)
+        self.depths.append(depths)
+        tokens = 0
+        for one, chance, depth in zip(self.requests, self.chances, depths, strict=True):
+            right = 0
+            while right < depth and self.random.random() < chance:
+                right += 1
+            self.policy.learn(one.id, depth, right)
+            tokens += 1 + right
+        drafted = sum(depths)
+        forward = self.machine.step(len(depths) + drafted)
+        draft = self.machine.draft * drafted
+        self.policy.measure(StepCost(len(depths) + drafted, forward, draft, drafted))
+        return tokens, forward + draft
+
+
+def adaptive(machine: Machine) -> AutoDepth:
+    """As an engine makes it: a few step costs are measured at the start."""
+    return AutoDepth(CostCurve({n: machine.step(n) for n in (1, 2, 4, 8, 16, 32)}), CEILING)
+
+
+def best_fixed(machine: Machine, chances: list[float]) -> float:
+    """The greatest expected rate of any fixed depth."""
+    rates = []
+    for depth in range(CEILING + 1):
+        tokens = sum(sum(p**place for place in range(depth + 1)) for p in chances)
+        drafted = depth * len(chances)
+        seconds = machine.step(len(chances) + drafted) + machine.draft * drafted
+        rates.append(tokens / seconds)
+    return max(rates)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 16])
+@pytest.mark.parametrize("chance", [0.0, 0.3, 0.6, 0.8, 0.95])
+@pytest.mark.parametrize("machine", MACHINES)
+def test_it_is_within_five_percent_of_the_best_fixed_depth(
+    machine: str, chance: float, rows: int
+) -> None:
+    chances = [chance] * rows
+    world = World(MACHINES[machine], chances, adaptive(MACHINES[machine]))
+    world.rate(60)
+    assert world.rate(1500 // rows) >= 0.95 * best_fixed(MACHINES[machine], chances)
+
+
+def test_it_is_better_than_any_fixed_depth_where_requests_differ() -> None:
+    machine, chances = MACHINES["in between"], [0.02, 0.95, 0.02, 0.95]
+    world = World(machine, chances, adaptive(machine))
+    world.rate(100)
+    assert world.rate(400) > 1.05 * best_fixed(machine, chances)
+    unlucky = [depths[0] + depths[2] for depths in world.depths[100:]]
+    lucky = [depths[1] + depths[3] for depths in world.depths[100:]]
+    assert sum(unlucky) < 0.2 * sum(lucky)
+
+
+def test_nothing_is_drafted_when_nothing_is_accepted() -> None:
+    machine = MACHINES["in between"]
+    world = World(machine, [0.0], adaptive(machine))
+    world.rate(50)
+    world.rate(480)
+    later = [depths[0] for depths in world.depths[50:]]
+    # One token now and then, to see whether it is still so.
+    assert max(later) <= 1
+    assert 1 <= sum(later) <= len(later) / 20
+
+
+def test_it_comes_back_when_drafts_are_right_again() -> None:
+    machine = MACHINES["in between"]
+    world = World(machine, [0.0], adaptive(machine))
+    world.rate(300)
+    world.chances = [0.95]
+    world.rate(200)
+    assert world.rate(300) >= 0.95 * best_fixed(machine, [0.95])
+
+
+def test_it_stops_when_drafts_are_no_longer_right() -> None:
+    machine = MACHINES["in between"]
+    world = World(machine, [0.95], adaptive(machine))
+    world.rate(200)
+    world.chances = [0.0]
+    world.rate(40)
+    assert world.rate(300) >= 0.95 * best_fixed(machine, [0.0])
+
+
+@pytest.mark.parametrize("factor", [0.4, 2.5])
+@pytest.mark.parametrize("chance", [0.2, 0.5, 0.8])
+def test_costs_measured_at_a_busy_moment_do_no_lasting_harm(factor: float, chance: float) -> None:
+    now = MACHINES["in between"]
+    was = Machine(lambda tokens: factor * now.step(tokens), now.draft)
+    world = World(now, [chance], adaptive(was))
+    world.rate(200)
+    assert world.rate(1500) >= 0.95 * best_fixed(now, [chance])
+
+
+def test_it_learns_that_tokens_have_become_dearer() -> None:
+    was, now = (Machine(lambda n, k=k: 20 + k * n, 0.05) for k in (1.0, 15.0))
+    world = World(was, [0.5], adaptive(was))
+    world.rate(100)
+    world.machine = now
+    world.rate(300)
+    assert world.rate(600) >= 0.95 * best_fixed(now, [0.5])
+
+
+def test_a_forgotten_request_starts_afresh() -> None:
+    machine = MACHINES["in between"]
+    policy = adaptive(machine)
+    one = request(1)
+    for _ in range(50):
+        policy.learn(one.id, 4, 0)
+    assert policy.limits([one], 0) == [0]
+    policy.forget(one.id)
+    for _ in range(200):
+        policy.learn(RequestId(2), 8, 8)
+    assert policy.limits([one], 0)[0] > 0
+
+
+def test_requests_that_fill_the_step_anyway_are_drafted_for_less() -> None:
+    machine = MACHINES["tiles of 16"]
+    policy = adaptive(machine)
+    for _ in range(100):
+        policy.learn(RequestId(3), 4, 2)
+    alone = policy.limits([request(1)], 0)[0]
+    # Fifteen more tokens in the step: any draft opens another tile.
+    assert policy.limits([request(2)], 15)[0] < alone
+
+
+def test_a_fixed_depth_is_fixed() -> None:
+    policy = FixedDepth(3)
+    policy.learn(RequestId(1), 3, 0)
+    policy.measure(StepCost(4, 1.0, 1.0, 3))
+    policy.forget(RequestId(1))
+    assert policy.limits([request(1), request(2)], 99) == [3, 3]
+
+
+def test_costs_between_measurements_lie_on_straight_lines() -> None:
+    curve = CostCurve({1: 10.0, 4: 16.0})
+    assert [curve.seconds(n) for n in (1, 2, 3, 4, 6)] == [10.0, 12.0, 14.0, 16.0, 20.0]
+    curve.add(2, 11.0)
+    assert curve.seconds(2) == 11.0
+    assert curve.seconds(3) == 13.5
+    for _ in range(9):
+        curve.add(1, 20.0)
+    assert curve.seconds(1) == 20.0
+    assert CostCurve({2: 7.0}).seconds(9) == 7.0
