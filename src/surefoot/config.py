@@ -6,7 +6,7 @@ Aliases and defaults are resolved first (`resolve_speculation`), then everything
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from importlib.metadata import entry_points
 
@@ -26,6 +26,15 @@ _ALGORITHMS = {
     "NONE": "none",
     "AUTO": "auto",
 }
+_ALGORITHM_SETTINGS = frozenset(
+    {
+        "speculative_algorithm",
+        "speculative_num_draft_tokens",
+        "speculative_num_steps",
+        "speculative_eagle_topk",
+        "speculative_draft_model_path",
+    }
+)
 _METHODS = {"ngram": "ngram", "draft_model": "draft-model", "mtp": "mtp", "nextn": "mtp"}
 _METHOD_KEYS = frozenset(
     {"method", "model", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"}
@@ -203,32 +212,14 @@ def resolve_speculation(settings: Mapping[str, object]) -> dict[str, object]:
 
 
 def _from_algorithm(theirs: Mapping[str, object]) -> dict[str, object]:
-    known = {
-        "speculative_algorithm",
-        "speculative_num_draft_tokens",
-        "speculative_num_steps",
-        "speculative_eagle_topk",
-        "speculative_draft_model_path",
-    }
     for name in theirs:
-        if name not in known:
-            raise SettingError(name, f"unknown setting; known are {', '.join(sorted(known))}")
-    algorithm = theirs.get("speculative_algorithm")
-    if algorithm is None:
-        raise SettingError(next(iter(theirs)), "has no meaning without speculative_algorithm")
-    if str(algorithm).upper() not in _ALGORITHMS:
-        raise SettingError(
-            "speculative_algorithm", f"{algorithm!r} is unknown; known are {', '.join(_ALGORITHMS)}"
-        )
+        if name not in _ALGORITHM_SETTINGS:
+            known = ", ".join(sorted(_ALGORITHM_SETTINGS))
+            raise SettingError(name, f"unknown setting; known are {known}")
+    translated: dict[str, object] = {"drafter": _algorithm(theirs)}
     if theirs.get("speculative_eagle_topk", 1) != 1:
         raise SettingError("speculative_eagle_topk", "only chains are drafted, so it must be 1")
-    translated: dict[str, object] = {"drafter": _ALGORITHMS[str(algorithm).upper()]}
-    depths = set()
-    if "speculative_num_draft_tokens" in theirs:
-        slots = _counted("speculative_num_draft_tokens", theirs["speculative_num_draft_tokens"], 1)
-        depths.add(slots - 1)
-    if "speculative_num_steps" in theirs:
-        depths.add(_counted("speculative_num_steps", theirs["speculative_num_steps"], 0))
+    depths = set(_depths(theirs))
     if len(depths) > 1:
         raise SettingError(
             "speculative_num_draft_tokens",
@@ -239,6 +230,24 @@ def _from_algorithm(theirs: Mapping[str, object]) -> dict[str, object]:
     if "speculative_draft_model_path" in theirs:
         translated["draft_model"] = theirs["speculative_draft_model_path"]
     return translated
+
+
+def _algorithm(theirs: Mapping[str, object]) -> str:
+    algorithm = theirs.get("speculative_algorithm")
+    if algorithm is None:
+        raise SettingError(next(iter(theirs)), "has no meaning without speculative_algorithm")
+    if str(algorithm).upper() not in _ALGORITHMS:
+        raise SettingError(
+            "speculative_algorithm", f"{algorithm!r} is unknown; known are {', '.join(_ALGORITHMS)}"
+        )
+    return _ALGORITHMS[str(algorithm).upper()]
+
+
+def _depths(theirs: Mapping[str, object]) -> Iterator[int]:
+    """The depth as each of the settings says it; one of them counts the bonus slot."""
+    for name, least in (("speculative_num_draft_tokens", 1), ("speculative_num_steps", 0)):
+        if name in theirs:
+            yield _counted(name, theirs[name], least) - least
 
 
 def _from_config(text: object) -> dict[str, object]:

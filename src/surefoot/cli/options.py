@@ -77,6 +77,8 @@ class TheirOptions:
     speculative_accept_threshold_single: Annotated[str | None, refused()] = None
     speculative_accept_threshold_acc: Annotated[str | None, refused()] = None
     rejection_sample_method: Annotated[str | None, refused()] = None
+    typical_acceptance_sampler_posterior_threshold: Annotated[str | None, refused()] = None
+    typical_acceptance_sampler_posterior_alpha: Annotated[str | None, refused()] = None
     posterior_threshold: Annotated[str | None, refused()] = None
     posterior_alpha: Annotated[str | None, refused()] = None
     trust_remote_code: Annotated[bool | None, refused()] = None

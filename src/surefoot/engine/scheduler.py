@@ -140,7 +140,7 @@ class Scheduler:
         return True
 
     def _deepen(self, rows: Sequence[PlannedRow], depth: DepthPolicy) -> None:
-        """Give decoding rows room for drafts; they never evict, pre-empt or keep anybody waiting."""
+        """Give decoding rows room for drafts, which never evict, pre-empt or delay anybody."""
         decoding = [
             row for row in rows if row.final and row.count == 1 and row.request.params.speculate
         ]

@@ -197,10 +197,21 @@ def test_a_fixed_depth_is_fixed() -> None:
 def test_costs_between_measurements_lie_on_straight_lines() -> None:
     curve = CostCurve({1: 10.0, 4: 16.0})
     assert [curve.seconds(n) for n in (1, 2, 3, 4, 6)] == [10.0, 12.0, 14.0, 16.0, 20.0]
-    curve.add(2, 11.0)
-    assert curve.seconds(2) == 11.0
-    assert curve.seconds(3) == 13.5
+    assert CostCurve({2: 7.0}).seconds(1) == CostCurve({2: 7.0}).seconds(9) == 7.0
+
+
+def test_the_cost_of_a_count_is_the_median_of_what_was_measured() -> None:
+    curve = CostCurve({1: 10.0, 4: 16.0})
+    for seconds in (12.0, 99.0, 11.0):
+        curve.add(2, seconds)
+    assert curve.seconds(2) == 12.0
+    assert curve.seconds(3) == 14.0
+
+
+def test_counts_not_met_since_the_start_follow_those_that_were() -> None:
+    curve = CostCurve({1: 10.0, 4: 16.0, 8: 24.0})
     for _ in range(9):
-        curve.add(1, 20.0)
-    assert curve.seconds(1) == 20.0
-    assert CostCurve({2: 7.0}).seconds(9) == 7.0
+        curve.add(2, 6.0)
+    assert [curve.seconds(n) for n in (1, 2, 4, 8)] == [5.0, 6.0, 8.0, 12.0]
+    curve.add(8, 24.0)
+    assert curve.seconds(8) == 24.0
