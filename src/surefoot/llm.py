@@ -68,6 +68,32 @@ class _Collector:
         return Timing(self.first - self.begun, later / seconds if seconds > 0 else 0.0)
 
 
+class Stream(Iterator[Piece]):
+    """The pieces of one completion, as they come. `close()` ends it early."""
+
+    def __init__(self, llm: LLM, collector: _Collector) -> None:
+        self._llm = llm
+        self._collector = collector
+
+    def __next__(self) -> Piece:
+        """The next piece; steps the engine until there is one."""
+        collector = self._collector
+        while not collector.pieces:
+            if not collector.open:
+                raise StopIteration
+            self._llm._advance(None)
+        return collector.pieces.pop(0)
+
+    def close(self) -> None:
+        """End the request if it still runs. May be called again."""
+        self._collector.pieces.clear()
+        self._collector.open = 0
+        self._llm._drop(self._collector)
+
+    def __del__(self) -> None:
+        self.close()
+
+
 class LLM:
     """A model, ready to continue text. Use it as a context manager or call `close()`.
 
@@ -115,8 +141,8 @@ class LLM:
             for name in _DEFAULTS_FROM_MODEL
             if isinstance(stored.get(name), int | float)
         }
-        if stored.get("do_sample") is False or not chosen:
-            chosen = {"temperature": 0.0}
+        if stored.get("do_sample") is False or "temperature" not in chosen:
+            chosen["temperature"] = 0.0
         return replace(SamplingParams(), **chosen)  # type: ignore[arg-type]
 
     def generate(
@@ -184,23 +210,12 @@ class LLM:
         text = template.render(messages, add_generation_prompt=opens, **variables)
         return tokenizer.encode(text, add_special=False)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Piece]:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
         """Continue one prompt and hand out each step's piece at once.
 
-        Leaving the loop early ends the request.
+        Closing the stream, or forgetting it, ends the request.
         """
-        collector = self._submit(prompt, params or self.default_params())
-        return self._pieces(collector)
-
-    def _pieces(self, collector: _Collector) -> Iterator[Piece]:
-        try:
-            while collector.open or collector.pieces:
-                if collector.pieces:
-                    yield collector.pieces.pop(0)
-                else:
-                    self._advance(None)
-        finally:
-            self._drop(collector)
+        return Stream(self, self._submit(prompt, params or self.default_params()))
 
     def close(self) -> None:
         """Give the memory back. May be called again."""
@@ -265,14 +280,27 @@ class LLM:
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several as a list."""
+    """One prompt or several as a list.
+
+    Raises:
+        PromptError: neither text, nor token ids, nor a list of them.
+    """
     if isinstance(prompts, str):
         return [prompts]
-    if all(isinstance(item, int) for item in prompts):
-        if not prompts:
-            raise PromptError("is empty; give at least one token")
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    if not isinstance(prompts, Sequence):
+        raise PromptError(f"must be text, token ids or a list of them, not {prompts!r}")
+    if not prompts:
+        raise PromptError("is empty; give at least one token")
+    listed: list[Prompt] = []
+    for item in prompts:
+        if isinstance(item, str | Sequence):
+            listed.append(item)
+    if len(listed) == len(prompts):
+        return listed
+    if listed:
+        raise PromptError("mixes token ids and prompts; give a list of one kind")
+    # Whatever else stands in the list is refused, by name, as a token id.
+    return [prompts]  # type: ignore[list-item]
 
 
 def _completion(index: int, request: Request, text: str) -> Completion:

@@ -48,12 +48,14 @@ class Batch:
         tokens: [T] int64 token ids.
         positions: [T] int64 absolute positions.
         wanted: [R] int64 indices into T of the tokens after which logits are wanted.
+        tentative: [n] int64 indices into T of drafted tokens, which may turn out to be wrong.
         rows: cache writes and attention for this layout.
     """
 
     tokens: Tensor
     positions: Tensor
     wanted: Tensor
+    tentative: Tensor
     rows: RowOperators
 
 
@@ -104,9 +106,11 @@ class Step:
         tokens: list[int] = []
         positions: list[int] = []
         wanted: list[int] = []
+        tentative: list[int] = []
         for row in self.rows:
             tokens.extend(row.tokens)
             positions.extend(range(row.first, row.first + len(row.tokens)))
+            tentative.extend(range(starts[-1] + row.certain, len(tokens)))
             starts.append(len(tokens))
             wanted.extend(range(len(tokens) - row.wanted, len(tokens)))
         layout = RowLayout(
@@ -121,6 +125,7 @@ class Step:
             tokens=torch.tensor(tokens, dtype=torch.long, device=backend.device),
             positions=torch.tensor(positions, dtype=torch.long, device=backend.device),
             wanted=torch.tensor(wanted, dtype=torch.long, device=backend.device),
+            tentative=torch.tensor(tentative, dtype=torch.long, device=backend.device),
             rows=backend.rows(layout),
         )
 

@@ -149,11 +149,20 @@ class Bench:
 
     def draft(self, name: str) -> LoadedModel:
         """Its draft model: the same weights with some drift, a window in every layer."""
-        if name not in self._drafts:
-            path = write_tiny(self.folder / f"{name}-draft", ARCHITECTURES[name], drift=0.08)
+        return self._draft(name, drift=0.08, mixed=False)
+
+    def equal_draft(self, name: str) -> LoadedModel:
+        """A draft model that is the target itself."""
+        return self._draft(name, drift=0.0, mixed=True)
+
+    def _draft(self, name: str, drift: float, mixed: bool) -> LoadedModel:
+        title = f"{name}-draft-{drift}"
+        if title not in self._drafts:
+            folder = self.folder / title
+            path = write_tiny(folder, ARCHITECTURES[name], mixed=mixed, drift=drift)
             config = make_config(device="cpu", drafter="draft-model", draft_model=str(path))
-            self._drafts[name] = load_draft(self.target(name), config)
-        return self._drafts[name]
+            self._drafts[title] = load_draft(self.target(name), config)
+        return self._drafts[title]
 
     def plain(self, case: Case, prompt: int) -> Answer:
         """What the prompt gives alone, in one chunk, without cache or speculation.

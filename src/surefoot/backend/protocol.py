@@ -76,7 +76,7 @@ class RowOperators(Protocol):
 
         Args:
             pool: [pages, *lead, P, dim]; written in place.
-            entries: [T, *lead, dim].
+            entries: [T, *lead, dim], finite: a masked entry is multiplied by zero.
         """
         ...
 
@@ -99,7 +99,7 @@ class RowOperators(Protocol):
 
         Args:
             ring: [slots, capacity, *shape]; written in place.
-            entries: [T, *shape].
+            entries: [T, *shape], finite.
         """
         ...
 

@@ -15,9 +15,14 @@ from typing import Protocol
 from surefoot.ids import RequestId
 from surefoot.request import Request
 
-_DECAY = 0.9
-_PRIOR_TRIALS = 2.0
+_DECAY = 0.98
+_SLOW_DECAY = 0.995
+_IDLE_DECAY = 0.99
+_FIRST_GUESS = (6.0, 10.0)
+_PRIOR_TRIALS = 4.0
 _PROBE_AFTER = 24
+_PROBE_SHARE = 0.02
+_PLAIN_AFTER = 64
 _LEAST_GAIN = 1.02
 _SAMPLES = 9
 
@@ -80,41 +85,71 @@ class FixedDepth:
 
 
 class CostCurve:
-    """Seconds of a step by its tokens: running medians, and straight lines between them."""
+    """Seconds of a step by its tokens: a running median at measured counts, straight lines between.
+
+    What was measured at the start may be off as a whole, if the machine was busy then. So counts
+    that were not met since follow those that were.
+    """
 
     def __init__(self, measured: Mapping[int, float]) -> None:
         """Start from measured seconds by token count; at least one entry."""
-        self._samples = {tokens: deque([seconds], _SAMPLES) for tokens, seconds in measured.items()}
-        self._counts = sorted(self._samples)
-        self._medians = dict(measured)
+        self._start = dict(measured)
+        self._start_counts = sorted(measured)
+        self._drift = deque([1.0], _SAMPLES)
+        self._samples: dict[int, deque[float]] = {}
+        self._now = dict(measured)
+        self._counts = self._start_counts
 
     def add(self, tokens: int, seconds: float) -> None:
         """One more measurement."""
         if tokens not in self._samples:
             self._samples[tokens] = deque(maxlen=_SAMPLES)
-            self._counts = sorted(self._samples)
         self._samples[tokens].append(seconds)
-        self._medians[tokens] = statistics.median(self._samples[tokens])
+        self._drift.append(seconds / _on_lines(self._start, self._start_counts, tokens))
+        drift = statistics.median(self._drift)
+        for count, start in self._start.items():
+            if count not in self._samples:
+                self._now[count] = start * drift
+        self._now[tokens] = statistics.median(self._samples[tokens])
+        if len(self._now) > len(self._counts):
+            self._counts = sorted(self._now)
 
     def seconds(self, tokens: int) -> float:
         """Estimated seconds of a step of `tokens` tokens."""
-        counts, at = self._counts, bisect_left(self._counts, tokens)
-        if at < len(counts) and counts[at] == tokens:
-            return self._medians[tokens]
-        if len(counts) == 1 or at == 0:
-            return self._medians[counts[0]]
-        low, high = (counts[at - 1], counts[at]) if at < len(counts) else (counts[-2], counts[-1])
-        slope = (self._medians[high] - self._medians[low]) / (high - low)
-        return max(self._medians[low] + max(slope, 0.0) * (tokens - low), self._medians[low])
+        return _on_lines(self._now, self._counts, tokens)
+
+
+def _on_lines(seconds: Mapping[int, float], counts: Sequence[int], tokens: int) -> float:
+    """The value at `tokens` on the straight lines through `seconds`; `counts` are its sorted keys."""
+    at = bisect_left(counts, tokens)
+    if at < len(counts) and counts[at] == tokens:
+        return seconds[tokens]
+    if len(counts) == 1 or at == 0:
+        return seconds[counts[0]]
+    low, high = (counts[at - 1], counts[at]) if at < len(counts) else (counts[-2], counts[-1])
+    slope = (seconds[high] - seconds[low]) / (high - low)
+    return seconds[low] + max(slope, 0.0) * (tokens - low)
 
 
 @dataclass(slots=True)
 class _History:
-    """Decayed counts of one request's drafts."""
+    """Decayed counts of drafted tokens; `idle` steps have passed without a draft."""
 
     right: float = 0.0
     tried: float = 0.0
     idle: int = 0
+
+    def add(self, right: int, tried: int, decay: float) -> None:
+        """Of `tried` more tokens the first `right` were right; older ones fade."""
+        faded = decay**tried
+        self.right = self.right * faded + right
+        self.tried = self.tried * faded + tried
+
+    def wait(self) -> None:
+        """A step without a draft: what was seen counts a little less."""
+        self.idle += 1
+        self.right *= _IDLE_DECAY
+        self.tried *= _IDLE_DECAY
 
 
 @dataclass
@@ -123,34 +158,61 @@ class AutoDepth:
 
     A draft token at place i is worth the chance that it and all before it are right. Places of all
     requests are added in order of that worth, and the cut with the best ratio of expected tokens to
-    expected seconds wins. A request that has not been drafted for is probed now and then.
+    expected seconds wins.
+
+    What is not tried is not known. So a small share of the time goes into single drafted tokens
+    for requests that are not drafted for, and now and then into a step without any draft.
 
     Attributes:
         curve: step cost by tokens.
         ceiling: greatest depth.
-        rate: chance that a drafted token is right, over all requests.
-        draft_s: seconds per drafted token.
     """
 
     curve: CostCurve
     ceiling: int
-    rate: float = 0.6
-    draft_s: float = 0.0
+    _draft_s: float | None = None
+    _credit_s: float = 0.0
+    _drafting: int = 0
+    _all: _History = field(default_factory=lambda: _History(*_FIRST_GUESS))
     _requests: dict[RequestId, _History] = field(default_factory=dict)
+
+    @property
+    def rate(self) -> float:
+        """Chance that a drafted token is right, over all requests."""
+        return self._all.right / self._all.tried
+
+    @property
+    def draft_s(self) -> float:
+        """Seconds per drafted token."""
+        return self._draft_s or 0.0
 
     def limits(self, requests: Sequence[Request], others: int) -> list[int]:
         """See Depth."""
         histories = [self._requests.setdefault(request.id, _History()) for request in requests]
-        rates = [self._chance(history) for history in histories]
+        depths = self._best(histories, others)
+        self._drafting = self._drafting + 1 if any(depths) else 0
+        if self._drafting > _PLAIN_AFTER:
+            self._drafting = 0
+            return [0] * len(depths)
+        self._probe(histories, depths, others)
+        for history, depth in zip(histories, depths, strict=True):
+            if depth:
+                history.idle = 0
+            else:
+                history.wait()
+        return depths
+
+    def _best(self, histories: Sequence[_History], others: int) -> list[int]:
+        """Depths with the best ratio of expected tokens to expected seconds."""
         worths = sorted(
             (
                 (rate**place, row)
-                for row, rate in enumerate(rates)
+                for row, rate in enumerate(map(self._chance, histories))
                 for place in range(1, self.ceiling + 1)
             ),
             reverse=True,
         )
-        base = len(requests)
+        base = len(histories)
         best, cut = base / self.curve.seconds(base + others) * _LEAST_GAIN, 0
         expected = float(base)
         for count, (worth, _) in enumerate(worths, start=1):
@@ -161,40 +223,39 @@ class AutoDepth:
         depths = [0] * base
         for _, row in worths[:cut]:
             depths[row] += 1
-        return [
-            self._probe(history, depth) for history, depth in zip(histories, depths, strict=True)
-        ]
+        return depths
 
     def _chance(self, history: _History) -> float:
         right = history.right + self.rate * _PRIOR_TRIALS
         return min(right / (history.tried + _PRIOR_TRIALS), 0.999)
 
-    @staticmethod
-    def _probe(history: _History, depth: int) -> int:
-        if depth > 0:
-            history.idle = 0
-            return depth
-        history.idle += 1
-        if history.idle < _PROBE_AFTER:
-            return 0
-        history.idle = 0
-        return 1
+    def _probe(self, histories: Sequence[_History], depths: list[int], others: int) -> None:
+        """Try one token for requests that were idle for long, as far as the time set aside goes."""
+        tokens = len(depths) + others + sum(depths)
+        step_s = self.curve.seconds(tokens)
+        self._credit_s = min(self._credit_s + step_s * _PROBE_SHARE, 10 * step_s)
+        idle = [row for row, depth in enumerate(depths) if depth == 0]
+        for row in sorted(idle, key=lambda row: -histories[row].idle):
+            cost = self.curve.seconds(tokens + 1) - self.curve.seconds(tokens) + self.draft_s
+            if histories[row].idle < _PROBE_AFTER or cost > self._credit_s:
+                return
+            self._credit_s -= cost
+            depths[row], tokens = 1, tokens + 1
 
     def learn(self, request: RequestId, drafted: int, accepted: int) -> None:
         """See Depth."""
         if drafted == 0:
             return
-        history = self._requests.setdefault(request, _History())
         tried = accepted + (accepted < drafted)
-        history.right = history.right * _DECAY + accepted
-        history.tried = history.tried * _DECAY + tried
-        self.rate += 0.02 * (accepted / tried - self.rate)
+        self._all.add(accepted, tried, _SLOW_DECAY)
+        self._requests.setdefault(request, _History()).add(accepted, tried, _DECAY)
 
     def measure(self, cost: StepCost) -> None:
         """See Depth."""
         self.curve.add(cost.tokens, cost.forward_s)
         if cost.drafted:
-            self.draft_s += 0.1 * (cost.draft_s / cost.drafted - self.draft_s)
+            now = cost.draft_s / cost.drafted
+            self._draft_s = now if self._draft_s is None else self._draft_s + 0.1 * (now - self._draft_s)
 
     def forget(self, request: RequestId) -> None:
         """See Depth."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from surefoot.backend.protocol import Backend, Linear, RowOperators
 from surefoot.errors import ModelError
+from surefoot.model.layers.finite import finite_drafts
 from surefoot.model.layers.rotary import make_rotary
 from surefoot.model.model import ConfigReader, Description
 from surefoot.state.pool import Pools
@@ -110,7 +111,9 @@ def read_config(config: Mapping[str, object]) -> LlamaConfig:
 
 def _windows(read: ConfigReader, architecture: str) -> tuple[int | None, ...]:
     layers = read.integer("num_hidden_layers")
-    window = read.integer("sliding_window", 0) or None
+    # Mistral's config leaves the key out where it means 4096, and writes null where it means none.
+    silent = 4096 if architecture == "MistralForCausalLM" and "sliding_window" not in read else 0
+    window = read.integer("sliding_window", silent) or None
     if architecture in _WINDOW_SWITCHED and not read.flag("use_sliding_window", False):
         window = None
     kinds = read.strings("layer_types")
@@ -170,18 +173,19 @@ class Attention:
     backend: Backend
 
     def __call__(
-        self, x: Tensor, angles: tuple[Tensor, Tensor], rows: RowOperators, pools: Pools
+        self, x: Tensor, angles: tuple[Tensor, Tensor], batch: Batch, pools: Pools
     ) -> Tensor:
         """Map normed hidden states [T, hidden] to the attention's output [T, hidden]."""
         config = self.config
         heads, keys, size = config.heads, config.key_heads, config.head_dim
-        fused = self.qkv(x).view(x.shape[0], heads + 2 * keys, size)
+        fused = finite_drafts(self.qkv(x), batch.tentative)
+        fused = fused.view(x.shape[0], heads + 2 * keys, size)
         q_and_k, v = fused[:, : heads + keys], fused[:, heads + keys :]
         if self.norms is not None:
             q_and_k = self._normed(q_and_k)
         q_and_k = self.backend.rotary(q_and_k, *angles)
         q, k = q_and_k[:, :heads], q_and_k[:, heads:]
-        mixed = self._attend(q, (k, v), rows, pools)
+        mixed = self._attend(q, (k, v), batch.rows, pools)
         return self.output(mixed.reshape(x.shape[0], heads * size))
 
     def _normed(self, q_and_k: Tensor) -> Tensor:
@@ -216,11 +220,11 @@ class Layer:
     norms: tuple[Tensor, Tensor]
 
     def __call__(
-        self, x: Tensor, angles: tuple[Tensor, Tensor], rows: RowOperators, pools: Pools
+        self, x: Tensor, angles: tuple[Tensor, Tensor], batch: Batch, pools: Pools
     ) -> Tensor:
         """Map the stream [T, hidden] to the stream after this layer."""
         backend, eps = self.attention.backend, self.attention.config.eps
-        x = x + self.attention(backend.rms_norm(x, self.norms[0], eps), angles, rows, pools)
+        x = x + self.attention(backend.rms_norm(x, self.norms[0], eps), angles, batch, pools)
         wide = backend.swiglu(self.gate_up(backend.rms_norm(x, self.norms[1], eps)))
         return x + self.down(wide)
 
@@ -262,7 +266,7 @@ class LlamaModel:
         x = F.embedding(batch.tokens, self._embedding)
         angles = self._rotary(batch.positions)
         for layer in self._layers:
-            x = layer(x, angles, batch.rows, pools)
+            x = layer(x, angles, batch, pools)
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:

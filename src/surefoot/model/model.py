@@ -65,6 +65,10 @@ class ConfigReader:
         """Read from `config`."""
         self._config = config
 
+    def __contains__(self, name: str) -> bool:
+        """Whether the config has this entry, be it null."""
+        return name in self._config
+
     def integer(self, name: str, default: int | None = None) -> int:
         """A whole number."""
         value = self._get(name, default)
