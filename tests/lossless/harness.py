@@ -17,7 +17,7 @@ from surefoot.ids import SINK_PAGE, SINK_SLOT, RequestId
 from surefoot.params import SamplingParams
 from surefoot.request import FinishReason, Request
 from surefoot.state.pool import Pools
-from surefoot.state.spec import Ring
+from surefoot.state.spec import Paged, Ring
 from surefoot.testing.drafters import make_test_drafter
 from surefoot.testing.tiny_models import write_tiny
 
@@ -230,10 +230,10 @@ class Run:
         pages = longest + 3 if case.preempt == "scarce" else longest * 2 * case.batch
         memory = 0
         for spec in specs:
-            if isinstance(spec, Ring):
-                memory += (5 * case.batch + 2) * spec.slot_bytes(case.depth)
-            else:
+            if isinstance(spec, Paged):
                 memory += (1 + pages) * spec.page_bytes(case.page)
+            else:
+                memory += (5 * case.batch + 2) * spec.slot_bytes(case.depth)
         return memory
 
     def _drafter(self) -> Drafter | None:

@@ -120,7 +120,7 @@ class CostCurve:
 
 
 def _on_lines(seconds: Mapping[int, float], counts: Sequence[int], tokens: int) -> float:
-    """The value at `tokens` on the straight lines through `seconds`; `counts` are its sorted keys."""
+    """The value at `tokens` on straight lines through `seconds`; `counts` are its sorted keys."""
     at = bisect_left(counts, tokens)
     if at < len(counts) and counts[at] == tokens:
         return seconds[tokens]
@@ -255,7 +255,9 @@ class AutoDepth:
         self.curve.add(cost.tokens, cost.forward_s)
         if cost.drafted:
             now = cost.draft_s / cost.drafted
-            self._draft_s = now if self._draft_s is None else self._draft_s + 0.1 * (now - self._draft_s)
+            self._draft_s = (
+                now if self._draft_s is None else self._draft_s + 0.1 * (now - self._draft_s)
+            )
 
     def forget(self, request: RequestId) -> None:
         """See Depth."""

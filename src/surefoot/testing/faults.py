@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from unittest.mock import patch
 
+import torch
 from torch import Tensor
 
 from surefoot.engine.output import Taken, TextStream, take_run
@@ -50,7 +51,7 @@ class StalePenalties(Contexts):
         context = super().after(request, drafts)
         if context.counts is None:
             return context
-        counts = _StaleCounts(self._vocab_size, request.prompt_length)
+        counts = _StaleCounts(self._vocab_size, request.prompt_length, self._device)
         counts.advance(request.tokens)
         return replace(context, counts=counts)
 
@@ -58,9 +59,9 @@ class StalePenalties(Contexts):
 class StepNoise(Contexts):
     """Noise depends on how often tokens were chosen, not on the position."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, device: torch.device | str = "cpu") -> None:
         """See Contexts."""
-        super().__init__(vocab_size)
+        super().__init__(vocab_size, device)
         self._steps = 0
 
     def run(self, request: Request, drafts: Sequence[int]) -> list[RowContext]:

@@ -1,4 +1,4 @@
-"""What a simulated run is made of: pools, limits, a drafter and arriving requests, all from a seed."""
+"""What a simulated run is made of: pools, limits, a drafter, arriving requests; all by a seed."""
 
 from __future__ import annotations
 

@@ -37,7 +37,6 @@ from surefoot.testing.fakes import (
 )
 from surefoot.testing.scenarios import Scenario, make_scenario
 
-
 _PREEMPTIONS = 12
 
 
@@ -93,7 +92,7 @@ class _Watch:
 
     def __init__(self, runner: Runner, scenario: Scenario, clock: FakeClock) -> None:
         self._runner, self._scenario, self._clock = runner, scenario, clock
-        self.rows: Sequence[PlannedRow] = ()
+        self.rows: list[PlannedRow] = []
         self.complaints: list[str] = []
         self.prepare, self.forget = runner.prepare, runner.forget
 
@@ -212,7 +211,7 @@ class Simulation:
         self._close(request)
 
     def _step(self) -> None:
-        self._watch.rows = ()
+        self._watch.rows = []
         oldest = min((request.id for request in self._open), default=None)
         raised = self.failures.raised
         emissions = self.loop.step()

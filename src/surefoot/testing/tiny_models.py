@@ -7,6 +7,7 @@ target's seed and a little drift guesses right now and then, which is where faul
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,9 +83,9 @@ _KINDS = {
 ARCHITECTURES = tuple(_KINDS)
 
 
-def write_tiny_llama(folder: Path, **sizes: int | float | bool) -> Path:
+def write_tiny_llama(folder: Path, *, tokenizer: bool = False, **sizes: int | float | bool) -> Path:
     """`write_tiny` for a plain Llama."""
-    return write_tiny(folder, "LlamaForCausalLM", **sizes)
+    return write_tiny(folder, "LlamaForCausalLM", tokenizer=tokenizer, mixed=False, **sizes)
 
 
 def write_tiny(
@@ -186,7 +187,7 @@ class _Draw:
         self._other = torch.Generator().manual_seed(2 * seed + 1)
 
     def matrix(self, outputs: int, inputs: int) -> Tensor:
-        return self._normal(outputs, inputs) / inputs**0.5
+        return self._normal(outputs, inputs).div(math.sqrt(inputs))
 
     def vector(self, size: int) -> Tensor:
         return self._normal(size) * 0.5
@@ -195,9 +196,8 @@ class _Draw:
         return 1 + self._normal(size) * 0.1
 
     def _normal(self, *shape: int) -> Tensor:
-        own = torch.randn(shape, generator=self._own)
-        other = torch.randn(shape, generator=self._other)
-        return own + self._drift * other
+        own, other = (torch.randn(shape, generator=g) for g in (self._own, self._other))
+        return own.add(other, alpha=self._drift)
 
 
 def make_byte_tokenizer(vocab: int) -> Tokenizer:

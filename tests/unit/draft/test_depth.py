@@ -46,7 +46,9 @@ MACHINES = {
 class World:
     """Requests whose drafts are right with a chance of their own, on a machine."""
 
-    def __init__(self, machine: Machine, chances: list[float], policy: Depth, seed: int = 0) -> None:
+    def __init__(
+        self, machine: Machine, chances: list[float], policy: Depth, seed: int = 0
+    ) -> None:
         self.machine, self.chances, self.policy = machine, chances, policy
         self.requests = [request(number) for number in range(len(chances))]
         self.random = Random(seed)
@@ -155,7 +157,8 @@ def test_costs_measured_at_a_busy_moment_do_no_lasting_harm(factor: float, chanc
 
 
 def test_it_learns_that_tokens_have_become_dearer() -> None:
-    was, now = (Machine(lambda n, k=k: 20 + k * n, 0.05) for k in (1.0, 15.0))
+    was = Machine(lambda tokens: 20 + tokens, 0.05)
+    now = Machine(lambda tokens: 20 + 15.0 * tokens, 0.05)
     world = World(was, [0.5], adaptive(was))
     world.rate(100)
     world.machine = now

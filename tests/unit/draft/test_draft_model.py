@@ -48,7 +48,12 @@ def fresh_caches(model: LoadedModel, plan: MemoryPlan, tokens: Sequence[int], fi
 
 
 def check_caches(
-    model: LoadedModel, engine: Engine, pools: Pools, lease: Lease, tokens: Sequence[int], first: int
+    model: LoadedModel,
+    engine: Engine,
+    pools: Pools,
+    lease: Lease,
+    tokens: Sequence[int],
+    first: int,
 ) -> None:
     """Every entry from `first` to the end of `tokens` has the bits of a fresh run."""
     plan, end = engine.parts.plan, len(tokens)
@@ -115,7 +120,7 @@ def test_caches_are_right_in_a_crowd_with_chunks_and_preemptions(
 ) -> None:
     target, draft = pair(architecture, 0.1)
     engine = engine_of(target, 3, draft=draft, page_tokens=8, prefill_chunk=6, max_rows=3)
-    requests = [engine.submit(PROMPT[:9] + [i], GREEDY)[0] for i in range(4)]
+    requests = [engine.submit([*PROMPT[:9], i], GREEDY)[0] for i in range(4)]
     for number in range(30):
         if number in (5, 11):
             engine.parts.scheduler.preempt_all()

@@ -79,7 +79,9 @@ def test_wrong_drafts_give_a_length_of_one() -> None:
 
 def test_counts_come_from_what_is_left_of_a_run_after_a_stop() -> None:
     """A run that is cut by an end token counts the drafts that were kept, not those that fitted."""
-    rig = Rig(depth=8, drafter=AlwaysRight(lambda request, count: [1, 2, END_TOKEN, 3, 4, 5, 6, 7, 8]))
+    rig = Rig(
+        depth=8, drafter=AlwaysRight(lambda request, count: [1, 2, END_TOKEN, 3, 4, 5, 6, 7, 8])
+    )
     request = rig.add([9, 1, 2, END_TOKEN, 3, 4, 5, 6, 7, 8, 9, 9], SamplingParams(max_tokens=12))
     rig.drain()
     assert list(request.output) == [9, 1, 2, END_TOKEN]

@@ -165,12 +165,13 @@ def test_logits_that_are_not_numbers_end_only_the_request_that_met_them(
         assert requests[place].tokens == alone[place].tokens
 
 
-def test_a_failed_requests_pages_are_not_reused(damaged: LoadedModel) -> None:
+def test_pages_of_a_request_that_failed_are_not_kept(damaged: LoadedModel) -> None:
     engine = engine_on(damaged, 0)
-    prompt = [*range(1, 40), DAMAGED, 5]
+    prompt = [*range(1, 20), DAMAGED, *range(20, 40)]
     assert run(engine, [prompt])[0].finish_reason is FinishReason.ERROR
-    [request] = run(engine, [[*range(1, 40), 6, 5]])
-    assert request.finish_reason is FinishReason.LENGTH
+    assert engine.usage.cached_pages == 0
+    assert run(engine, [prompt[:19]])[0].finish_reason is FinishReason.LENGTH
+    assert engine.usage.cached_pages == 1
 
 
 class DraftsDamaged(StatelessDrafter):

@@ -47,9 +47,7 @@ def test_greedy_samples_are_all_alike(tiny: LoadedModel) -> None:
 
 def test_other_seeds_give_other_texts_and_no_seed_a_fresh_one(tiny: LoadedModel) -> None:
     engine = engine_of(tiny)
-    texts = [
-        outputs(samples(engine, replace(SAMPLED, seed=seed)))[0] for seed in (0, 1, 2**64 - 1)
-    ]
+    texts = [outputs(samples(engine, replace(SAMPLED, seed=seed)))[0] for seed in (0, 1, 2**64 - 1)]
     texts += [outputs(samples(engine, replace(SAMPLED, seed=None)))[0] for _ in range(2)]
     assert len({tuple(text) for text in texts}) == 5
 

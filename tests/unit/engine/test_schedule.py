@@ -96,7 +96,9 @@ def test_a_long_prompt_does_not_stop_decoding_requests() -> None:
     assert counts == [[5], [1, 8], [1, 8]]
 
 
-def scarce(prompts: Sequence[Sequence[int]], pages: int, depth: int = 0) -> tuple[Rig, list[Request]]:
+def scarce(
+    prompts: Sequence[Sequence[int]], pages: int, depth: int = 0
+) -> tuple[Rig, list[Request]]:
     """Requests whose answers do not fit together."""
     rig = Rig(pages=pages, rows=len(prompts), depth=depth)
     return rig, [rig.add(range(12), prompt=prompt) for prompt in prompts]

@@ -52,18 +52,29 @@ def take_queries(q: Tensor, group: TileGroup, heads: int) -> Tensor:
     """Query rows by tile and key head: [tiles, K, G * width, D] from q [T, H, D]."""
     rows = q if group.queries is None else q.index_select(0, group.queries)
     size = q.shape[-1]
+    if group.width == 1:
+        return rows.reshape(group.tiles, heads, -1, size)
     rows = rows.view(group.tiles, group.width, heads, -1, size)
     return rows.permute(0, 2, 3, 1, 4).reshape(group.tiles, heads, -1, size)
 
 
-def put_outputs(out: Tensor, group: TileGroup, values: Tensor) -> None:
-    """Write [tiles, K, G * width, D] back to the tokens that it belongs to; out is [T, H, D]."""
+def by_token(values: Tensor, group: TileGroup) -> Tensor:
+    """[tiles, K, G * width, D] in the order of the group's tokens, repeats left out: [n, H, D]."""
     tiles, heads, _, size = values.shape
-    rows = values.view(tiles, heads, -1, group.width, size).permute(0, 3, 1, 2, 4)
-    flat = rows.reshape(tiles * group.width, -1, size)
-    if group.real is not None:
-        flat = flat.index_select(0, group.real)
-    out.index_copy_(0, group.targets, flat)
+    if group.width > 1:
+        values = values.view(tiles, heads, -1, group.width, size).permute(0, 3, 1, 2, 4)
+    flat = values.reshape(tiles * group.width, -1, size)
+    return flat if group.real is None else flat.index_select(0, group.real)
+
+
+def gather_outputs(parts: list[tuple[TileGroup, Tensor]], like: Tensor) -> Tensor:
+    """Outputs of all groups in the order of the step's tokens, shaped and typed like q."""
+    if len(parts) == 1 and parts[0][0].whole:
+        return by_token(parts[0][1], parts[0][0]).to(like.dtype)
+    out = torch.empty_like(like)
+    for group, values in parts:
+        out.index_copy_(0, group.targets, by_token(values, group).to(like.dtype))
+    return out
 
 
 def spread_bias(bias: Tensor, shape: ProductShape) -> Tensor:
@@ -88,7 +99,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tenso
     """
     tiles, heads, rows, size = q.shape
     blocks = k.shape[0] // (tiles * heads)
-    spread = q[:, None].expand(tiles, blocks, heads, rows, size).reshape(-1, rows, size)
+    spread = q.unsqueeze(1).expand(-1, blocks, -1, -1, -1).reshape(-1, rows, size)
     scores = torch.baddbmm(bias, spread, k.transpose(1, 2), alpha=scale)
     grid = scores.view(tiles, blocks, heads, rows, -1)
     grid.sub_(grid.amax(dim=(1, 4), keepdim=True)).exp_()
@@ -129,13 +140,12 @@ class BlockwiseRows:
         self._check(q)
         heads = k_pool.shape[1]
         wide = q.float()
-        out = torch.empty_like(wide)
-        shape = self._shape(q, heads, scale)
-        for group, bias in self._page_groups(shape):
+        parts = []
+        for group, bias in self._page_groups(self._shape(q, heads, scale)):
             k, v = _blocks(k_pool, group), _blocks(v_pool, group)
             tiles = take_queries(wide, group.queries, heads)
-            put_outputs(out, group.queries, attend(tiles, k, v, bias, scale))
-        return out.to(q.dtype)
+            parts.append((group.queries, attend(tiles, k, v, bias, scale)))
+        return gather_outputs(parts, q)
 
     def ring_write(self, ring: Tensor, entries: Tensor) -> None:
         """See RowOperators."""
@@ -163,13 +173,13 @@ class BlockwiseRows:
         self._check(q)
         heads, capacity = rings[0].shape[2], rings[0].shape[1]
         wide = q.float()
-        out = torch.empty_like(wide)
+        parts = []
         shape = self._shape(q, heads, scale)
         for group, bias in self._window_groups(shape, RingShape(window, capacity)):
             k, v = (group.gather(ring, own) for ring, own in zip(rings, kv, strict=True))
             tiles = take_queries(wide, group.queries, heads)
-            put_outputs(out, group.queries, attend(tiles, k, v, bias, scale))
-        return out.to(q.dtype)
+            parts.append((group.queries, attend(tiles, k, v, bias, scale)))
+        return gather_outputs(parts, q)
 
     def _check(self, per_token: Tensor) -> None:
         count, planned = per_token.shape[0], self._layout.starts[-1]

@@ -72,6 +72,7 @@ class TileGroup:
         real: [n] indices into the flattened group of the tokens that are not repeats, or None when
             there are no repeats.
         targets: [n] the step's indices they belong to.
+        whole: the targets are all tokens of the step, in order.
     """
 
     tiles: int
@@ -79,6 +80,7 @@ class TileGroup:
     queries: Tensor | None
     real: Tensor | None
     targets: Tensor
+    whole: bool
 
 
 @dataclass(frozen=True)
@@ -120,13 +122,14 @@ def group_queries(tiles: list[Tile], width: int, place: Place) -> TileGroup:
     indices = [tile.token + min(i, tile.length - 1) for tile in tiles for i in range(width)]
     real = [t * width + i for t, tile in enumerate(tiles) for i in range(tile.length)]
     targets = [tile.token + i for tile in tiles for i in range(tile.length)]
-    whole = indices == list(range(place.tokens))
+    every = list(range(place.tokens))
     return TileGroup(
         tiles=len(tiles),
         width=width,
-        queries=None if whole else place.tensor(indices),
+        queries=None if indices == every else place.tensor(indices),
         real=None if len(real) == len(indices) else place.tensor(real),
         targets=place.tensor(targets),
+        whole=targets == every,
     )
 
 

@@ -20,6 +20,7 @@ from surefoot.backend.protocol import Linear
 
 TILE = 16
 PACKED, DOUBLED, TILED = "packed", "packed, one row as two", "tiles"
+_EXPECTED_ROWS = 32  # decides the blocks of the packed layout; the results are the same for any
 _TESTED_ROWS = (1, 2, 3, 5, 9, 15, 16, 17, 33)
 
 
@@ -71,20 +72,27 @@ class TiledLinear:
 
 @dataclass(frozen=True)
 class FastLinear:
-    """The quickest form at each row count; the last bits may depend on it."""
+    """The quickest form at each row count; the last bits may depend on it.
 
-    weight: Tensor
+    Attributes:
+        columns: [inputs, outputs], the weight turned so that one row reads it in order.
+        packed: for more rows.
+    """
+
+    columns: Tensor
     packed: PackedLinear
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map [T, inputs] to [T, outputs]."""
-        if x.shape[0] == 1:
-            return F.linear(x, self.weight, self.packed.bias)
-        return self.packed(x)
+        if x.shape[0] != 1:
+            return self.packed(x)
+        if self.packed.bias is None:
+            return torch.mm(x, self.columns)
+        return torch.addmm(self.packed.bias, x, self.columns)
 
 
 def _pack(weight: Tensor, bias: Tensor | None) -> PackedLinear:
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight)
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _EXPECTED_ROWS)
     return PackedLinear(packed, bias, weight.shape[0], doubles=False)
 
 
@@ -92,7 +100,7 @@ def pack_fast(weight: Tensor, bias: Tensor | None) -> Linear:
     """The quickest linear for this weight [outputs, inputs], without the bitwise promise."""
     if weight.dtype != torch.float32:
         return PlainLinear(weight, bias)
-    return FastLinear(weight, _pack(weight, bias))
+    return FastLinear(weight.t().contiguous(), _pack(weight, bias))
 
 
 def is_row_invariant(linear: Linear, inputs: int) -> bool:
