@@ -63,7 +63,8 @@ def main() -> None:
             same = "same" if seen[name]["tokens"] == seen["none"]["tokens"] else "DIFFERENT"
             print(
                 f"{kind:10s} {name:11s} {statistics.median(values):7.1f} tok/s "
-                f"{ratio(values, speeds['none']):5.2f}x  accept length {seen[name]['accept_length']:.2f}  {same}",
+                f"{ratio(values, speeds['none']):5.2f}x  "
+                f"accept length {seen[name]['accept_length']:.2f}  {same}",
                 flush=True,
             )
         lengths = {name: notes["accept_length"] for name, notes in seen.items()}

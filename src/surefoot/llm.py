@@ -291,10 +291,7 @@ def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
         raise PromptError(f"must be text, token ids or a list of them, not {prompts!r}")
     if not prompts:
         raise PromptError("is empty; give at least one token")
-    listed: list[Prompt] = []
-    for item in prompts:
-        if isinstance(item, str | Sequence):
-            listed.append(item)
+    listed: list[Prompt] = [item for item in prompts if isinstance(item, Sequence)]
     if len(listed) == len(prompts):
         return listed
     if listed:

@@ -35,7 +35,10 @@ def test_tour_names_every_package() -> None:
 
 def test_readme_has_the_support_matrix_of_the_code() -> None:
     root = Path(__file__).parents[2]
-    names: dict[str, object] = {"__name__": "tools", "__file__": str(root / "tools/support_matrix.py")}
+    names: dict[str, object] = {
+        "__name__": "tools",
+        "__file__": str(root / "tools/support_matrix.py"),
+    }
     exec((root / "tools/support_matrix.py").read_text(), names)
     matrix = names["matrix"]
     assert callable(matrix)

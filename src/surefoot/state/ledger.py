@@ -304,9 +304,20 @@ class Ledger:
             node, created = self.tree.insert(parent, key, lease.pages[index], drafted)
             if created:
                 self._private -= 1
+            elif node.holders == 1:
+                self._replace(node, lease.pages[index], drafted)
             path.append(node)
             parent = node
         lease.publish_at = (len(path) + 1) * size
+
+    def _replace(self, node: Node, page: PageId, drafted: bool) -> None:
+        """Let the tree have a lease's page instead of one that it computed anew and that is spare.
+
+        Otherwise a request that cannot resume from a cached prefix would need room for it twice.
+        """
+        heappush(self._free_pages, node.page)
+        node.page, node.drafted = page, drafted
+        self._private -= 1
 
     def _take_point(self, lease: Lease) -> None:
         """Save the slot row at the page boundary just published, if it still has what that needs.
