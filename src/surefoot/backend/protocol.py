@@ -6,7 +6,7 @@ heads, D the head size, P the tokens of a page. Pools come without their layer a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -65,6 +65,10 @@ class Linear(Protocol):
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map [T, inputs] to [T, outputs], same dtype; T may be 0."""
+        ...
+
+    def add(self, x: Tensor, stream: Tensor) -> Tensor:
+        """The product of x added to `stream` [T, outputs], which is left as it is."""
         ...
 
 
@@ -150,12 +154,20 @@ class Backend(Protocol):
         """Prepare weight [outputs, inputs] and bias [outputs] for repeated use."""
         ...
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """X / sqrt(mean(x^2) + eps) * weight over the last axis, computed in float32."""
+    def pack_gated(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+        """Prepare silu(gate) * up of one input.
+
+        Args:
+            weight: [2 * outputs, inputs], the gate's rows first.
+            bias: [2 * outputs] or None.
+
+        Returns:
+            A map from [T, inputs] to [T, outputs].
+        """
         ...
 
-    def swiglu(self, gate_up: Tensor) -> Tensor:
-        """silu(gate) * up of [T, 2 I] with the gate first; returns [T, I]."""
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """X / sqrt(mean(x^2) + eps) * weight over the last axis, computed in float32."""
         ...
 
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

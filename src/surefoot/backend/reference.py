@@ -5,6 +5,7 @@ Other backends are tested against this one; it is not meant to be fast.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import psutil
@@ -27,6 +28,10 @@ class ReferenceLinear:
         for token in range(x.shape[0]):
             y[token] = torch.mv(self.weight, x[token])
         return y if self.bias is None else y + self.bias
+
+    def add(self, x: Tensor, stream: Tensor) -> Tensor:
+        """See Linear."""
+        return stream + self(x)
 
 
 @dataclass(frozen=True)
@@ -134,10 +139,15 @@ class ReferenceBackend:
         """See Backend."""
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
 
-    def swiglu(self, gate_up: Tensor) -> Tensor:
+    def pack_gated(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
         """See Backend."""
-        gate, up = gate_up.chunk(2, dim=-1)
-        return gate / (1 + torch.exp(-gate)) * up
+        both = self.pack_linear(weight, bias)
+
+        def gated(x: Tensor) -> Tensor:
+            gate, up = both(x).chunk(2, dim=-1)
+            return gate / (1 + torch.exp(-gate)) * up
+
+        return gated
 
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """See Backend."""

@@ -6,7 +6,7 @@ They differ in biases, in a norm on queries and keys, and in which layers see on
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -172,11 +172,14 @@ class Attention:
     layer: int
     backend: Backend
 
+    norm: Tensor
+
     def __call__(
-        self, x: Tensor, angles: tuple[Tensor, Tensor], batch: Batch, pools: Pools
+        self, stream: Tensor, angles: tuple[Tensor, Tensor], batch: Batch, pools: Pools
     ) -> Tensor:
-        """Map normed hidden states [T, hidden] to the attention's output [T, hidden]."""
+        """Map the stream [T, hidden] to the stream after attention."""
         config = self.config
+        x = self.backend.rms_norm(stream, self.norm, config.eps)
         heads, keys, size = config.heads, config.key_heads, config.head_dim
         fused = finite_drafts(self.qkv(x), batch.tentative)
         fused = fused.view(x.shape[0], heads + 2 * keys, size)
@@ -186,7 +189,7 @@ class Attention:
         q_and_k = self.backend.rotary(q_and_k, *angles)
         q, k = q_and_k[:, :heads], q_and_k[:, heads:]
         mixed = self._attend(q, (k, v), batch.rows, pools)
-        return self.output(mixed.reshape(x.shape[0], heads * size))
+        return self.output.add(mixed.reshape(x.shape[0], heads * size), stream)
 
     def _normed(self, q_and_k: Tensor) -> Tensor:
         """Norm each head over its own size, queries and keys with their own weights."""
@@ -215,18 +218,17 @@ class Layer:
     """Attention and a gated feed-forward, each behind a norm and added to the stream."""
 
     attention: Attention
-    gate_up: Linear
+    gated: Callable[[Tensor], Tensor]
     down: Linear
-    norms: tuple[Tensor, Tensor]
+    norm: Tensor
 
     def __call__(
         self, x: Tensor, angles: tuple[Tensor, Tensor], batch: Batch, pools: Pools
     ) -> Tensor:
         """Map the stream [T, hidden] to the stream after this layer."""
-        backend, eps = self.attention.backend, self.attention.config.eps
-        x = x + self.attention(backend.rms_norm(x, self.norms[0], eps), angles, batch, pools)
-        wide = backend.swiglu(self.gate_up(backend.rms_norm(x, self.norms[1], eps)))
-        return x + self.down(wide)
+        x = self.attention(x, angles, batch, pools)
+        normed = self.attention.backend.rms_norm(x, self.norm, self.attention.config.eps)
+        return self.down.add(self.gated(normed), x)
 
 
 class LlamaModel:
@@ -284,21 +286,19 @@ def _take_layer(
         for part in ("gate", "up")
     ]
     down = _weight_bias(take, name + "mlp.down_proj", hidden, wide, config.mlp_bias)
-    norms = [
-        take.take(f"{name}{part}_layernorm.weight", (hidden,)).to(backend.device)
-        for part in ("input", "post_attention")
-    ]
+    norm = take.take(name + "post_attention_layernorm.weight", (hidden,))
     return Layer(
         attention=_take_attention(take, config, backend, index, prefix),
-        gate_up=_pack(backend, gate_up),
-        down=_pack(backend, [down]),
-        norms=(norms[0], norms[1]),
+        gated=backend.pack_gated(*_joined(gate_up)),
+        down=backend.pack_linear(*down),
+        norm=norm.to(backend.device),
     )
 
 
 def _take_attention(
     take: TensorTaker, config: LlamaConfig, backend: Backend, index: int, prefix: str
 ) -> Attention:
+    before = take.take(f"model.layers.{index}.input_layernorm.weight", (config.hidden_size,))
     name = f"model.layers.{index}.self_attn."
     heads, keys, size = config.heads, config.key_heads, config.head_dim
     take.skip(name + "rotary_emb.inv_freq")
@@ -318,13 +318,14 @@ def _take_attention(
     window = config.windows[index]
     return Attention(
         config=config,
-        qkv=_pack(backend, qkv),
-        output=_pack(backend, [output]),
+        qkv=backend.pack_linear(*_joined(qkv)),
+        output=backend.pack_linear(*output),
         norms=norms,
         window=window,
         cache=prefix + ("kv" if window is None else "window"),
         layer=config.windows[:index].count(window),
         backend=backend,
+        norm=before.to(backend.device),
     )
 
 
@@ -335,8 +336,7 @@ def _weight_bias(
     return take.take(name + ".weight", (outputs, inputs)), bias
 
 
-def _pack(backend: Backend, parts: list[tuple[Tensor, Tensor | None]]) -> Linear:
-    """One linear for several that read the same input."""
-    weight = torch.cat([weight for weight, _ in parts])
+def _joined(parts: list[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of several linears that read the same input, one below the other."""
     biases = [bias for _, bias in parts if bias is not None]
-    return backend.pack_linear(weight, torch.cat(biases) if biases else None)
+    return torch.cat([weight for weight, _ in parts]), torch.cat(biases) if biases else None

@@ -75,10 +75,13 @@ def rms_norm(backend: Backend, seed: int) -> Sequence[Tensor]:
     return [backend.rms_norm(x.to(backend.device), weight, eps) for x in (flat, by_head)]
 
 
-def swiglu(backend: Backend, seed: int) -> Sequence[Tensor]:
+def pack_gated(backend: Backend, seed: int) -> Sequence[Tensor]:
     rng, draws = _sources(seed)
-    x = 4 * torch.randn(rng.randrange(40), 2 * rng.randint(1, 200), generator=draws)
-    return (backend.swiglu(x.to(backend.device)),)
+    outputs, inputs = rng.randint(1, 200), rng.randint(1, 200)
+    weight = 3 * torch.randn(2 * outputs, inputs, generator=draws) / inputs**0.5
+    bias = torch.randn(2 * outputs, generator=draws)
+    x = torch.randn(rng.randrange(40), inputs, generator=draws).to(backend.device)
+    return [backend.pack_gated(weight, added)(x) for added in (None, bias)]
 
 
 def rotary(backend: Backend, seed: int) -> Sequence[Tensor]:
@@ -104,6 +107,20 @@ def pack_linear(backend: Backend, seed: int) -> Sequence[Tensor]:
     return [backend.pack_linear(weight, added)(x) for added in (None, bias)]
 
 
+def add_linear(backend: Backend, seed: int) -> Sequence[Tensor]:
+    rng, draws = _sources(seed)
+    outputs, inputs = rng.randint(1, 300), rng.randint(1, 300)
+    weight = torch.randn(outputs, inputs, generator=draws) / inputs**0.5
+    bias = torch.randn(outputs, generator=draws)
+    rows = rng.choice((0, 1, 2, rng.randint(3, 80)))
+    x = torch.randn(rows, inputs, generator=draws).to(backend.device)
+    stream = torch.randn(rows, outputs, generator=draws).to(backend.device)
+    kept = stream.clone()
+    sums = [backend.pack_linear(weight, added).add(x, stream) for added in (None, bias)]
+    assert torch.equal(stream, kept)
+    return sums
+
+
 OPERATORS: Mapping[str, Run] = {
     run.__name__: run
     for run in (
@@ -112,9 +129,10 @@ OPERATORS: Mapping[str, Run] = {
         ring_write,
         window_attention,
         rms_norm,
-        swiglu,
         rotary,
         pack_linear,
+        add_linear,
+        pack_gated,
     )
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from surefoot.backend.cpu.linear import (
     PACKED,
     TILED,
     PackedLinear,
+    Product,
     RowInvariant,
     TiledLinear,
     is_row_invariant,
@@ -60,9 +62,14 @@ class OneRowOtherwise:
         return F.linear(F.pad(x, (0, 0, 0, -len(x) % 16)), self.weight)[: len(x)]
 
 
-def doubles(linear: Linear, inputs: int) -> bool:
+def doubles(linear: Product, inputs: int) -> bool:
     """Pass the packed form that sends one row as two, untested."""
     return isinstance(linear, PackedLinear) and linear.doubles
+
+
+def add_to_turned(linear: Linear, turn: Tensor, x: Tensor) -> Tensor:
+    """The product added to a stream that depends on the same row alone."""
+    return linear.add(x, x @ turn)
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -73,9 +80,12 @@ def test_packed_and_tiled_have_the_same_bits_for_any_rows(
     weight, bias, x = weights(shape)
     added = bias if biased else None
     packed = RowInvariant(doubles).pack(weight, added)
+    turn = torch.zeros(shape[1], shape[0])
+    turn.fill_diagonal_(1)
     assert isinstance(packed, PackedLinear)
     for linear in (packed, TiledLinear(weight, added)):
         assert_row_invariant(linear, x)
+        assert_row_invariant(partial(add_to_turned, linear, turn), x)
         torch.testing.assert_close(linear(x), F.linear(x, weight, added), rtol=1e-4, atol=1e-4)
 
 
@@ -100,7 +110,7 @@ def test_the_self_test_passes_an_exact_linear() -> None:
 
 
 def test_tiles_are_chosen_where_the_packed_form_fails() -> None:
-    def passes(linear: Linear, inputs: int) -> bool:
+    def passes(linear: Product, inputs: int) -> bool:
         assert isinstance(linear, PackedLinear)
         return is_row_invariant(CountsRows(torch.ones(3, inputs)), inputs)
 
@@ -116,7 +126,7 @@ def test_tiles_are_chosen_where_the_packed_form_fails() -> None:
 def test_each_shape_is_tested_once_and_alone() -> None:
     asked: list[int] = []
 
-    def passes(linear: Linear, inputs: int) -> bool:
+    def passes(linear: Product, inputs: int) -> bool:
         asked.append(inputs)
         return inputs == 20
 

@@ -172,15 +172,15 @@ class Careless(ReferenceBackend):
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return x / (x.pow(2).mean(-1, keepdim=True).sqrt() + eps) * weight
 
-    def swiglu(self, gate_up: Tensor) -> Tensor:
-        up, gate = gate_up.chunk(2, dim=-1)
-        return super().swiglu(torch.cat((gate, up), dim=-1))
+    def pack_gated(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+        up, gate = weight.chunk(2)
+        return super().pack_gated(torch.cat((gate, up)), bias)
 
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return super().rotary(x, cos, -sin)
 
 
-@pytest.mark.parametrize("operator", ["rms_norm", "swiglu", "rotary"])
+@pytest.mark.parametrize("operator", ["rms_norm", "pack_gated", "rotary"])
 def test_a_careless_backend_does_not_conform(operator: str) -> None:
     run = OPERATORS[operator]
     caught = [

@@ -116,9 +116,9 @@ def test_a_planted_fault_makes_it_fail(
 ) -> None:
     caplog.set_level("CRITICAL", logger="surefoot")
     scope = replace(SMALL, samplings=[sampling], pressures=[pressure])
-    assert check(models, scope).passed
+    assert check(models, scope, tokens=400).passed
     with planted(fault):
-        report = check(models, scope)
+        report = check(models, scope, tokens=400)
     assert not report.passed
     assert report.differences > 0
     assert report.verdict().startswith("FAIL: ")

@@ -1,8 +1,9 @@
 """Attention over pages and rings in batched products, whose bits do not depend on the cut.
 
 Scores and weighted values are computed page by page (one small product per page and head, all in
-one batched call), the row maximum is exact, and the pages' sums are added in a tree over absolute
-page numbers. Pages that a token does not see add exact zeros, so neither the number of pages read
+one batched call), and the pages' sums are added in a tree over absolute page numbers. The softmax
+of a row adds its terms lane by lane, and the columns of a tile fill whole lanes, so masked ones
+change nothing. Pages that a token does not see add exact zeros: neither the number of pages read
 nor the other rows of the step can change a result. The products themselves keep a row's bits from
 some least number of query rows on; `least_tile_width` measures it for the shape at hand.
 """
@@ -101,11 +102,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tenso
     blocks = k.shape[0] // (tiles * heads)
     spread = q.unsqueeze(1).expand(-1, blocks, -1, -1, -1).reshape(-1, rows, size)
     scores = torch.baddbmm(bias, spread, k.transpose(1, 2), alpha=scale)
-    grid = scores.view(tiles, blocks, heads, rows, -1)
-    grid.sub_(grid.amax(dim=(1, 4), keepdim=True)).exp_()
-    totals = grid.sum(-1, keepdim=True)
-    values = torch.bmm(scores, v).view(tiles, blocks, heads, rows, size)
-    return tree_sum(values) / tree_sum(totals)
+    if blocks == 1:
+        return torch.bmm(torch.softmax(scores, -1), v).view(tiles, heads, rows, size)
+    joint = scores.view(tiles, blocks, heads, rows, -1).permute(0, 2, 3, 1, 4)
+    weights = torch.softmax(joint.reshape(tiles, heads, rows, -1), -1)
+    by_block = weights.view(tiles, heads, rows, blocks, -1).permute(0, 3, 1, 2, 4)
+    values = torch.bmm(by_block.reshape(tiles * blocks * heads, rows, -1), v)
+    return tree_sum(values.view(tiles, blocks, heads, rows, size))
 
 
 class BlockwiseRows:

@@ -1,9 +1,11 @@
-"""The framework's own linear layer."""
+"""The framework's own linear layer, and a gated pair put together from one."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -18,3 +20,28 @@ class PlainLinear:
     def __call__(self, x: Tensor) -> Tensor:
         """Map [T, inputs] to [T, outputs]."""
         return F.linear(x, self.weight, self.bias)
+
+    def add(self, x: Tensor, stream: Tensor) -> Tensor:
+        """See Linear."""
+        return stream + self(x)
+
+
+@dataclass(frozen=True)
+class PlainGated:
+    """silu(gate) * up, from one product of both; `both` maps [T, inputs] to [T, 2 * outputs]."""
+
+    both: Callable[[Tensor], Tensor]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map [T, inputs] to [T, outputs]."""
+        return swiglu(self.both(x))
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up of [T, 2 I] with the gate first.
+
+    Written out, as the library's silu may treat the end of a vector differently.
+    """
+    gate, up = gate_up.chunk(2, dim=-1)
+    divisor = torch.exp(-gate).add_(1)
+    return torch.div(gate, divisor, out=divisor).mul_(up)

@@ -11,6 +11,7 @@ which pages each of its tiles reads, `bias` which columns each token may see.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -20,6 +21,8 @@ from torch import Tensor
 from surefoot.backend.protocol import RowLayout
 
 TILE_TOKENS = 16
+LANES = 16
+"""Terms that a vector unit adds side by side; sums run lane by lane."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,12 @@ def round_up_width(length: int, least: int) -> int:
     return max(least, 1 << (length - 1).bit_length())
 
 
+def least_multiple(blocks: int, size: int) -> int:
+    """`blocks` rounded up so that they hold a multiple of LANES columns, at `size` columns each."""
+    unit = LANES // math.gcd(LANES, size)
+    return -(-blocks // unit) * unit
+
+
 def group_queries(tiles: list[Tile], width: int, place: Place) -> TileGroup:
     """Index tensors for tiles of one width."""
     indices = [tile.token + min(i, tile.length - 1) for tile in tiles for i in range(width)]
@@ -148,7 +157,7 @@ def group_pages(layout: RowLayout, least_width: int, device: torch.device) -> li
 def _page_group(layout: RowLayout, tiles: list[Tile], width: int, place: Place) -> PageGroup:
     size = layout.page_tokens
     counts = [(tile.stop - 1) // size + 1 for tile in tiles]
-    count = max(counts)
+    count = least_multiple(max(counts), size)
     pages: list[int] = []
     for tile, used in zip(tiles, counts, strict=True):
         table = layout.tables[tile.row]
@@ -160,12 +169,12 @@ def _page_group(layout: RowLayout, tiles: list[Tile], width: int, place: Place) 
         count=count,
         pages=place.tensor(pages),
         run=run,
-        bias=_page_bias(layout, tiles, counts, width).to(place.device),
+        bias=_page_bias(layout, tiles, count, width).to(place.device),
     )
 
 
-def _page_bias(layout: RowLayout, tiles: list[Tile], counts: list[int], width: int) -> Tensor:
-    size, count = layout.page_tokens, max(counts)
+def _page_bias(layout: RowLayout, tiles: list[Tile], count: int, width: int) -> Tensor:
+    size = layout.page_tokens
     positions = torch.tensor([tile.position for tile in tiles])[:, None]
     last = torch.tensor([tile.stop - 1 for tile in tiles])[:, None]
     seen_to = torch.minimum(positions + torch.arange(width), last)

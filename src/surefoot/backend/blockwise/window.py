@@ -19,6 +19,7 @@ from surefoot.backend.blockwise.tiles import (
     TileGroup,
     cut_tiles,
     group_queries,
+    least_multiple,
     round_up_width,
 )
 from surefoot.backend.protocol import RowLayout
@@ -84,7 +85,7 @@ def group_windows(
     for tile in cut_tiles(layout):
         begin = max(0, tile.position - ring.window + 1) // size
         count = (tile.stop - 1) // size + 1 - begin
-        bucket = 1 << (count - 1).bit_length()
+        bucket = 1 << (least_multiple(count, size) - 1).bit_length()
         classes[round_up_width(tile.length, least_width), bucket].append(tile)
     place = Place(layout.starts[-1], device)
     return [

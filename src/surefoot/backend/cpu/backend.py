@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import psutil
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from surefoot.backend.blockwise.attention import BlockwiseRows, ProductShape, least_tile_width
-from surefoot.backend.cpu.linear import RowInvariant, pack_fast
+from surefoot.backend.blockwise.linear import PlainGated
+from surefoot.backend.cpu.linear import FastGated, RowInvariant, pack_fast
 from surefoot.backend.protocol import Capabilities, Linear, RowLayout, RowOperators
 
 
@@ -27,6 +30,7 @@ class CpuBackend:
         )
         self.device = torch.device("cpu")
         self.invariant = RowInvariant()
+        self._numbers: dict[float, Tensor] = {}
         self._widths: dict[ProductShape, int] = {}
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
@@ -35,25 +39,30 @@ class CpuBackend:
             return self.invariant.pack(weight, bias)
         return pack_fast(weight, bias)
 
+    def pack_gated(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+        """See Backend."""
+        both = self.pack_linear(weight, bias)
+        return PlainGated(both) if self.capabilities.bitwise else FastGated(both)
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See Backend."""
         if x.dtype != torch.float32:
             return F.rms_norm(x, weight.shape, weight, eps)
         # The library's own norm is put together from more and slower parts.
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        factor = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-        return (x * weight).mul_(factor)
+        factor = torch.addcmul(self._number(eps), norm, norm, value=1 / x.shape[-1]).rsqrt_()
+        return (x * factor).mul_(weight)
 
-    def swiglu(self, gate_up: Tensor) -> Tensor:
-        """See Backend; written out, as the library's silu treats a vector's end differently."""
-        gate, up = gate_up.chunk(2, dim=-1)
-        divisor = torch.exp(-gate).add_(1)
-        return torch.div(gate, divisor, out=divisor).mul_(up)
+    def _number(self, value: float) -> Tensor:
+        """A tensor of one number, made once."""
+        if value not in self._numbers:
+            self._numbers[value] = torch.tensor(value)
+        return self._numbers[value]
 
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """See Backend."""
-        swapped = torch.roll(x, x.shape[-1] // 2, -1).float()
-        return torch.addcmul(x * cos, swapped, sin).to(x.dtype)
+        turned = torch.addcmul(x * cos, torch.roll(x, x.shape[-1] // 2, -1).to(cos.dtype), sin)
+        return turned.to(x.dtype)
 
     def free_memory(self) -> int:
         """See Backend."""

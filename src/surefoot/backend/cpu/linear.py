@@ -2,8 +2,8 @@
 
 oneDNN's packed product gives each row of the input a result that does not depend on how many rows
 there are, except that a single row may take another kernel; then one row is sent twice. Nothing
-promises this for every shape and library build: `RowInvariant.pack` tests the shape at hand, and
-where both forms fail the rows go through fixed tiles of 16 instead.
+promises this for every shape and library build: `RowInvariant` tests the shape at hand, and where
+both forms fail the rows go through fixed tiles of 16 instead.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from surefoot.backend.protocol import Linear
 
 TILE = 16
 PACKED, DOUBLED, TILED = "packed", "packed, one row as two", "tiles"
+Product = Callable[[Tensor], Tensor]
 _EXPECTED_ROWS = 32  # decides the blocks of the packed layout; the results are the same for any
 _TESTED_ROWS = (1, 2, 3, 5, 9, 15, 16, 17, 33)
 
@@ -42,15 +43,28 @@ class PackedLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map [T, inputs] to [T, outputs]."""
-        rows = x.shape[0]
-        if rows == 0:
+        if x.shape[0] == 0:
             return x.new_empty(0, self.outputs)
-        if rows == 1 and self.doubles:
+        if x.shape[0] == 1 and self.doubles:
             return self._product(torch.cat((x, x)))[:1]
         return self._product(x.contiguous())
 
     def _product(self, x: Tensor) -> Tensor:
-        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        product = torch.ops.mkldnn._linear_pointwise.default
+        y: Tensor = product(x, self.packed, self.bias, "none", [], "")
+        return y
+
+    def add(self, x: Tensor, stream: Tensor) -> Tensor:
+        """See Linear; the sum is made inside the product."""
+        if x.shape[0] == 0:
+            return stream
+        if x.shape[0] == 1 and self.doubles:
+            return self._sum(torch.cat((x, x)), torch.cat((stream, stream)))[:1]
+        return self._sum(x.contiguous(), stream)
+
+    def _sum(self, x: Tensor, stream: Tensor) -> Tensor:
+        product = torch.ops.mkldnn._linear_pointwise.binary
+        y: Tensor = product(x, stream, self.packed, self.bias, "add")
         return y
 
 
@@ -68,6 +82,10 @@ class TiledLinear:
         y = x.new_empty(0, self.weight.shape[0])
         y = torch.cat([y, *(F.linear(tile, self.weight) for tile in tiles)])[:rows]
         return y if self.bias is None else y + self.bias
+
+    def add(self, x: Tensor, stream: Tensor) -> Tensor:
+        """See Linear."""
+        return stream + self(x)
 
 
 @dataclass(frozen=True)
@@ -90,6 +108,25 @@ class FastLinear:
             return torch.mm(x, self.columns)
         return torch.addmm(self.packed.bias, x, self.columns)
 
+    def add(self, x: Tensor, stream: Tensor) -> Tensor:
+        """See Linear."""
+        if x.shape[0] != 1:
+            return self.packed.add(x, stream)
+        y = torch.addmm(stream, x, self.columns)
+        return y if self.packed.bias is None else y.add_(self.packed.bias)
+
+
+@dataclass(frozen=True)
+class FastGated:
+    """silu(gate) * up with the library's own silu."""
+
+    both: Linear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map [T, inputs] to [T, outputs]."""
+        gate, up = self.both(x).chunk(2, dim=-1)
+        return F.silu(gate).mul_(up)
+
 
 def _pack(weight: Tensor, bias: Tensor | None) -> PackedLinear:
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _EXPECTED_ROWS)
@@ -103,14 +140,14 @@ def pack_fast(weight: Tensor, bias: Tensor | None) -> Linear:
     return FastLinear(weight.t().contiguous(), _pack(weight, bias))
 
 
-def is_row_invariant(linear: Linear, inputs: int) -> bool:
+def is_row_invariant(product: Product, inputs: int) -> bool:
     """Whether slices of a fixed random input give the bits that the whole gives."""
     generator = torch.Generator().manual_seed(inputs)
     x = torch.randn(2 * max(_TESTED_ROWS), inputs, generator=generator)
-    whole = linear(x)
+    whole = product(x)
     slices = [(rows, 7 * rows % (x.shape[0] - rows)) for rows in _TESTED_ROWS]
     for rows, start in slices + [(1, row) for row in range(TILE)]:
-        if not torch.equal(linear(x[start : start + rows].clone()), whole[start : start + rows]):
+        if not torch.equal(product(x[start : start + rows].clone()), whole[start : start + rows]):
             return False
     return True
 
@@ -118,11 +155,11 @@ def is_row_invariant(linear: Linear, inputs: int) -> bool:
 class RowInvariant:
     """Packs weights in a form that has been seen to be row-invariant for their shape.
 
-    The verdict is kept by shape, as the layers of a model share a few shapes.
+    The verdict is kept by shape, as the layers of a model share a few.
     """
 
-    def __init__(self, passes: Callable[[Linear, int], bool] = is_row_invariant) -> None:
-        """Start with no shape tested; `passes` tests a linear with that many inputs."""
+    def __init__(self, passes: Callable[[Product, int], bool] = is_row_invariant) -> None:
+        """Start with no shape tested; `passes` tests a product with that many inputs."""
         self._passes = passes
         self._forms: dict[tuple[int, int], str] = {}
 

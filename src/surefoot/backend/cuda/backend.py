@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from surefoot.backend.blockwise.attention import BlockwiseRows, ProductShape
-from surefoot.backend.blockwise.linear import PlainLinear
+from surefoot.backend.blockwise.linear import PlainGated, PlainLinear
 from surefoot.backend.protocol import Capabilities, Linear, RowLayout, RowOperators
 from surefoot.errors import SettingError
 
@@ -48,10 +50,9 @@ class CudaBackend:
         """See Backend."""
         return F.rms_norm(x.float(), weight.shape, weight.float(), eps).to(x.dtype)
 
-    def swiglu(self, gate_up: Tensor) -> Tensor:
+    def pack_gated(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
         """See Backend."""
-        gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate) * up
+        return PlainGated(self.pack_linear(weight, bias))
 
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """See Backend."""
