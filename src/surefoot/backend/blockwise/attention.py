@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from surefoot.backend.blockwise.spans import Blocks, InOrder, Spanned
 from surefoot.backend.blockwise.tiles import TILE_TOKENS, PageGroup, TileGroup, group_pages
 from surefoot.backend.blockwise.window import RingShape, WindowGroup, group_windows
 from surefoot.backend.protocol import RowLayout
@@ -79,36 +80,42 @@ def gather_outputs(parts: list[tuple[TileGroup, Tensor]], like: Tensor) -> Tenso
 
 
 def spread_bias(bias: Tensor, shape: ProductShape) -> Tensor:
-    """[tiles, blocks, 1, 1, width, P] as it is added to the scores: [tiles * blocks * K, R, P]."""
+    """[tiles, blocks, 1, 1, width, P] as it is added to the scores: [tiles * blocks, K, R, P]."""
     tiles, blocks, _, _, width, columns = bias.shape
     wide = bias.expand(tiles, blocks, shape.key_heads, shape.group, width, columns)
-    return wide.reshape(-1, shape.group * width, columns)
+    return wide.reshape(tiles * blocks, shape.key_heads, shape.group * width, columns)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> Tensor:
+def attend(q: Tensor, keys: Blocks, bias: Tensor, scale: float) -> Tensor:
     """Softmax attention by blocks of keys.
 
     Args:
         q: [tiles, K, R, D]; R = G * width.
-        k: [tiles * blocks * K, P, D].
-        v: the same.
-        bias: [tiles * blocks * K, R, P].
+        keys: the keys and values that the tiles read.
+        bias: [tiles * blocks, K, R, P].
         scale: factor on the scores.
 
     Returns:
         [tiles, K, R, D].
     """
     tiles, heads, rows, size = q.shape
-    blocks = k.shape[0] // (tiles * heads)
-    spread = q.unsqueeze(1).expand(-1, blocks, -1, -1, -1).reshape(-1, rows, size)
-    scores = torch.baddbmm(bias, spread, k.transpose(1, 2), alpha=scale)
+    blocks = keys.blocks
+    scores = keys.to_tiles(scaled_product(keys.spread(q), keys.k.transpose(1, 2), scale), heads)
+    scores = scores.add_(bias)
     if blocks == 1:
-        return torch.bmm(torch.softmax(scores, -1), v).view(tiles, heads, rows, size)
-    joint = scores.view(tiles, blocks, heads, rows, -1).permute(0, 2, 3, 1, 4)
-    weights = torch.softmax(joint.reshape(tiles, heads, rows, -1), -1)
-    by_block = weights.view(tiles, heads, rows, blocks, -1).permute(0, 3, 1, 2, 4)
-    values = torch.bmm(by_block.reshape(tiles * blocks * heads, rows, -1), v)
+        weights = torch.softmax(scores, -1)
+    else:
+        joint = scores.view(tiles, blocks, heads, rows, -1).permute(0, 2, 3, 1, 4)
+        wide = torch.softmax(joint.reshape(tiles, heads, rows, -1), -1)
+        by_block = wide.view(tiles, heads, rows, blocks, -1).permute(0, 3, 1, 2, 4)
+        weights = by_block.reshape(tiles * blocks, heads, rows, -1)
+    values = keys.sums(torch.bmm(keys.to_pages(weights), keys.v), heads)
     return tree_sum(values.view(tiles, blocks, heads, rows, size))
+
+
+def scaled_product(left: Tensor, right: Tensor, scale: float) -> Tensor:
+    """Scale * left right, batch by batch."""
+    return torch.baddbmm(left.new_zeros(()), left, right, beta=0, alpha=scale)
 
 
 class BlockwiseRows:
@@ -145,9 +152,9 @@ class BlockwiseRows:
         wide = q.float()
         parts = []
         for group, bias in self._page_groups(self._shape(q, heads, scale)):
-            k, v = _blocks(k_pool, group), _blocks(v_pool, group)
             tiles = take_queries(wide, group.queries, heads)
-            parts.append((group.queries, attend(tiles, k, v, bias, scale)))
+            keys = read_pages(k_pool, v_pool, group)
+            parts.append((group.queries, attend(tiles, keys, bias, scale)))
         return gather_outputs(parts, q)
 
     def ring_write(self, ring: Tensor, entries: Tensor) -> None:
@@ -181,7 +188,8 @@ class BlockwiseRows:
         for group, bias in self._window_groups(shape, RingShape(window, capacity)):
             k, v = (group.gather(ring, own) for ring, own in zip(rings, kv, strict=True))
             tiles = take_queries(wide, group.queries, heads)
-            parts.append((group.queries, attend(tiles, k, v, bias, scale)))
+            keys = InOrder(k, v, len(bias) // group.queries.tiles)
+            parts.append((group.queries, attend(tiles, keys, bias, scale)))
         return gather_outputs(parts, q)
 
     def _check(self, per_token: Tensor) -> None:
@@ -207,13 +215,22 @@ class BlockwiseRows:
         return self._windows[key]
 
 
-def _blocks(pool: Tensor, group: PageGroup) -> Tensor:
-    """The pages of a group as [tiles * count * K, P, D] float32; a run is used in place."""
+def read_pages(k_pool: Tensor, v_pool: Tensor, group: PageGroup) -> Blocks:
+    """The keys and values of a group, in place where its pages lie together."""
+    if group.span is not None:
+        stretch = slice(group.span.first, group.span.first + group.span.count)
+        k, v = (_flat(pool[stretch]) for pool in (k_pool, v_pool))
+        return Spanned(k, v, group.count, group.span)
     if group.run >= 0:
-        pages = pool[group.run : group.run + group.pages.shape[0]]
+        stretch = slice(group.run, group.run + len(group.pages))
+        k, v = (_flat(pool[stretch]) for pool in (k_pool, v_pool))
     else:
-        pages = pool.index_select(0, group.pages)
-    return pages.view(-1, *pool.shape[2:]).float()
+        k, v = (_flat(pool.index_select(0, group.pages)) for pool in (k_pool, v_pool))
+    return InOrder(k, v, group.count)
+
+
+def _flat(pages: Tensor) -> Tensor:
+    return pages.view(-1, *pages.shape[2:]).float()
 
 
 def _addresses(layout: RowLayout) -> tuple[Tensor, Tensor]:
@@ -255,8 +272,7 @@ def least_tile_width(shape: ProductShape) -> int:
     keys = pages.transpose(1, 2)
 
     def scores(left: Tensor, right: Tensor) -> Tensor:
-        bias = left.new_zeros(left.shape[0], left.shape[1], right.shape[2])
-        return torch.baddbmm(bias, left, right, alpha=shape.scale)
+        return scaled_product(left, right, shape.scale)
 
     least = 1
     for width in range(1, TILE_TOKENS):

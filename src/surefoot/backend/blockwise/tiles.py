@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from surefoot.backend.blockwise.spans import Span, find_span
 from surefoot.backend.protocol import RowLayout
 
 TILE_TOKENS = 16
@@ -95,6 +96,7 @@ class PageGroup:
         count: pages read by each tile, padded with the tile's own first page.
         pages: [tiles * count] page ids.
         run: the first page id if the ids are consecutive, so that the pool is used in place; or -1.
+        span: the stretch of the pool that they fill in another order, if they fill one.
         bias: [tiles, count, 1, 1, width, P] float32, 0 where a token may look and -inf elsewhere.
     """
 
@@ -102,6 +104,7 @@ class PageGroup:
     count: int
     pages: Tensor
     run: int
+    span: Span | None
     bias: Tensor
 
 
@@ -158,17 +161,18 @@ def _page_group(layout: RowLayout, tiles: list[Tile], width: int, place: Place) 
     size = layout.page_tokens
     counts = [(tile.stop - 1) // size + 1 for tile in tiles]
     count = least_multiple(max(counts), size)
+    tables = [layout.tables[tile.row][:used] for tile, used in zip(tiles, counts, strict=True)]
     pages: list[int] = []
-    for tile, used in zip(tiles, counts, strict=True):
-        table = layout.tables[tile.row]
-        pages.extend(table[:used])
-        pages.extend([table[0]] * (count - used))
+    for table in tables:
+        pages.extend(table)
+        pages.extend([table[0]] * (count - len(table)))
     run = pages[0] if pages == list(range(pages[0], pages[0] + len(pages))) else -1
     return PageGroup(
         queries=group_queries(tiles, width, place),
         count=count,
         pages=place.tensor(pages),
         run=run,
+        span=find_span(tables, count, place.device) if run < 0 else None,
         bias=_page_bias(layout, tiles, count, width).to(place.device),
     )
 
