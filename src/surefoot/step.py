@@ -29,6 +29,7 @@ class Row:
         slot: its row in the bounded pools.
         visible_from: attention sees no position below.
         wanted: logits are wanted after this many last tokens.
+        settled: positions below it are final; `first` for a target's row, less for a drafter's.
     """
 
     tokens: Sequence[int]
@@ -38,6 +39,12 @@ class Row:
     slot: int
     visible_from: int
     wanted: int
+    settled: int
+
+    @property
+    def settles(self) -> int:
+        """Positions below it are final after the step."""
+        return self.first + self.certain if self.certain else self.settled
 
 
 @dataclass(frozen=True)
@@ -119,6 +126,8 @@ class Step:
             tables=tuple(row.table for row in self.rows),
             slots=tuple(row.slot for row in self.rows),
             visible_from=tuple(row.visible_from for row in self.rows),
+            settled=tuple(row.settled for row in self.rows),
+            settles=tuple(row.settles for row in self.rows),
             page_tokens=self.page_tokens,
         )
         return Batch(
@@ -132,7 +141,7 @@ class Step:
 
 def _padding_row(length: int, page_tokens: int) -> Row:
     table = [SINK_PAGE] * -(-length // page_tokens)
-    return Row([0] * length, 0, length, table, SINK_SLOT, 0, 0)
+    return Row([0] * length, 0, length, table, SINK_SLOT, 0, 0, 0)
 
 
 def _share(total: int, parts: int) -> list[int]:

@@ -45,6 +45,10 @@ class RowLayout:
         tables: page table of each row, in order of position.
         slots: row of the bounded pools.
         visible_from: attention sees no position below this one.
+        settled: positions below are final before the step. Recurrent checkpoints stand at the last
+            block boundary up to there; a row starts there or, in a draft, somewhat later.
+        settles: positions below are final after the step: the row's known tokens count, drafted
+            ones do not.
         page_tokens: P.
     """
 
@@ -53,11 +57,87 @@ class RowLayout:
     tables: tuple[Sequence[int], ...]
     slots: tuple[int, ...]
     visible_from: tuple[int, ...]
+    settled: tuple[int, ...]
+    settles: tuple[int, ...]
     page_tokens: int
 
     def length(self, row: int) -> int:
         """Tokens of this row in the step."""
         return self.starts[row + 1] - self.starts[row]
+
+
+@dataclass(frozen=True)
+class DeltaInputs:
+    """What the gated delta rule reads of the step's tokens; all float32.
+
+    Attributes:
+        q: [T, Hk, dk], unit length times dk^-0.5.
+        k: [T, Hk, dk], unit length.
+        v: [T, Hv, dv]; value head h belongs to key head h // (Hv / Hk).
+        decay: [T, Hv], the logarithm of the factor on the state, at most 0.
+        beta: [T, Hv], how much of the error is written, in (0, 1).
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    decay: Tensor
+    beta: Tensor
+
+
+@dataclass(frozen=True)
+class DeltaCaches:
+    """One layer's checkpoint and the ring of inputs since then; S0 is the state at a block's start.
+
+    The ring keeps for each position what later tokens of its block need: k, decay, beta, and
+    `error` = beta (v - exp(G) k S0), with G the sum of `decay` from the block's start up to and
+    including the position. So only new tokens ever read the state.
+
+    Attributes:
+        state: [rows, Hv, dk, dv] float32, the state before position block * floor(settled / block).
+        k: [rows, capacity, Hk, dk]; column of position p is p % capacity, here and below.
+        error: [rows, capacity, Hv, dv].
+        decay: [rows, capacity, Hv].
+        beta: [rows, capacity, Hv].
+        block: tokens of a block; at least the longest draft + 1.
+    """
+
+    state: Tensor
+    k: Tensor
+    error: Tensor
+    decay: Tensor
+    beta: Tensor
+    block: int
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A checkpoint that falls due because drafted tokens turned out to stay.
+
+    Attributes:
+        slot: its row in the bounded pools.
+        base: the position where the checkpoint stands; it moves on by one block.
+    """
+
+    slot: int
+    base: int
+
+
+class Experts(Protocol):
+    """Packed feed-forward experts."""
+
+    def __call__(self, x: Tensor, choice: Tensor, weights: Tensor) -> Tensor:
+        """Sum over a token's experts of weight * down(silu(gate(x)) * up(x)), in order of choice.
+
+        Args:
+            x: [T, hidden].
+            choice: [T, n] int64 expert ids; -1 stands for no expert.
+            weights: [T, n] float32.
+
+        Returns:
+            [T, hidden] in x's dtype.
+        """
+        ...
 
 
 class Linear(Protocol):
@@ -133,6 +213,38 @@ class RowOperators(Protocol):
         ...
 
 
+    def causal_conv(self, x: Tensor, ring: Tensor, weight: Tensor) -> Tensor:
+        """Silu of a depthwise causal convolution along each row.
+
+        Ring columns are read only for positions before the row's first token; before position 0
+        there are zeros. Must run before `ring_write` of the same inputs.
+
+        Args:
+            x: [T, C] inputs of the step.
+            ring: [slots, capacity, C] earlier inputs.
+            weight: [C, K]; the last tap meets the token itself.
+
+        Returns:
+            [T, C] in x's dtype.
+        """
+        ...
+
+    def delta_rule(self, inputs: DeltaInputs, caches: DeltaCaches) -> Tensor:
+        """Gated delta rule (arXiv 2412.06464) of each row from its checkpoint.
+
+        With S the state before a token: S' = exp(decay) S; u = beta (v - S'^T k);
+        S = S' + k u^T; the output is S^T q. Computed block by block at absolute multiples of
+        `caches.block`, so a token's bits do not depend on where the row starts. Ring columns are
+        read for positions from the checkpoint to the row's first token. Afterwards the step's own
+        columns are written (the last `capacity` of them), and the checkpoint stands at the last
+        block boundary up to `settles`.
+
+        Returns:
+            [T, Hv, dv] float32.
+        """
+        ...
+
+
 class Backend(Protocol):
     """A device: packs weights, computes rows, and prepares what belongs to one step."""
 
@@ -185,4 +297,47 @@ class Backend(Protocol):
 
     def rows(self, layout: RowLayout) -> RowOperators:
         """Prepare the cache writes and attention of one step."""
+        ...
+
+    def pack_experts(self, gate_up: Tensor, down: Tensor) -> Experts:
+        """Prepare experts: gate_up [E, 2 * inner, hidden], gate rows first; down [E, hidden, inner]."""
+        ...
+
+    def top_k(self, scores: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """The n greatest of scores [T, E] in a total order: by score, then the lowest index.
+
+        Returns:
+            Values [T, n] and int64 indices [T, n], the greatest first.
+        """
+        ...
+
+    def gate(self, x: Tensor, gate: Tensor) -> Tensor:
+        """X * sigmoid(gate), elementwise; the shapes may broadcast."""
+        ...
+
+    def gated_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Norm first, then the gate: rms_norm(x, weight) * silu(gate) over the last axis, float32."""
+        ...
+
+    def delta_gates(
+        self, a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Decay and beta of the gated delta rule.
+
+        Args:
+            a: [T, Hv].
+            b: [T, Hv].
+            a_log: [Hv].
+            dt_bias: [Hv].
+
+        Returns:
+            -exp(a_log) * softplus(a + dt_bias) and sigmoid(b), both [T, Hv] float32.
+        """
+        ...
+
+    def fold_delta(self, caches: DeltaCaches, folds: Sequence[Fold]) -> None:
+        """Move each checkpoint on by one block, whose inputs are all in the ring.
+
+        Gives the bits that `delta_rule` would have given, had the tokens been certain.
+        """
         ...

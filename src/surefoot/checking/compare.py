@@ -82,7 +82,7 @@ class NearTies:
         lease = parts.ledger.admit(tokens, len(tokens), reuse=False)
         assert lease is not None, "the plain engine is idle and has room for one request"
         parts.pools.apply(parts.ledger.take_work())
-        row = Row(tokens, 0, len(tokens), lease.pages, lease.slot, 0, 1)
+        row = Row(tokens, 0, len(tokens), lease.pages, lease.slot, 0, 1, 0)
         forward = EagerForward(target.model, parts.pools, target.backend)
         _, logits = forward(Step.of([row], parts.plan.page_tokens))
         parts.ledger.release(lease, tokens, publish=False)

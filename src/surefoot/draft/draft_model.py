@@ -112,4 +112,5 @@ def _row(lease: Lease, tokens: Sequence[int], first: int, wanted: int) -> Row:
         slot=lease.slot,
         visible_from=lease.draft_from,
         wanted=wanted,
+        settled=min(first, lease.computed + 1),
     )

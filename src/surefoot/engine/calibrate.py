@@ -44,4 +44,4 @@ def _timed(forward: Forward, step: Step) -> float:
 
 def _row(page_tokens: int) -> Row:
     """One token with a page of context, all of it in the sink."""
-    return Row([0], page_tokens - 1, 1, [SINK_PAGE], SINK_SLOT, 0, 1)
+    return Row([0], page_tokens - 1, 1, [SINK_PAGE], SINK_SLOT, 0, 1, page_tokens - 1)

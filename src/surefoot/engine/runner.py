@@ -128,6 +128,7 @@ def _step_row(row: PlannedRow) -> Row:
         slot=row.lease.slot,
         visible_from=0,
         wanted=row.count + len(row.drafts) if scored else _chosen_rows(row),
+        settled=row.first,
     )
 
 

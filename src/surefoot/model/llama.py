@@ -6,18 +6,18 @@ They differ in biases, in a norm on queries and keys, and in which layers see on
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from surefoot.backend.protocol import Backend, Linear, RowOperators
+from surefoot.backend.protocol import Backend, Fold, Linear, RowOperators
 from surefoot.errors import ModelError
 from surefoot.model.layers.finite import finite_drafts
 from surefoot.model.layers.rotary import make_rotary
-from surefoot.model.model import ConfigReader, Description
+from surefoot.model.model import ConfigReader, Description, DraftHead
 from surefoot.state.pool import Pools
 from surefoot.state.spec import CacheSpec, Paged, Part, Ring
 from surefoot.step import Batch
@@ -143,6 +143,8 @@ def describe(config: Mapping[str, object], dtype: str, prefix: str) -> Descripti
         layers=tuple("full" if window is None else f"window {window}" for window in known.windows),
         caches=_caches(known, dtype, prefix),
         draft_head=None,
+        draft_caches=(),
+        hidden_shape=(known.hidden_size,),
     )
 
 
@@ -262,6 +264,14 @@ class LlamaModel:
         if self.config.tied:
             take.skip("lm_head.weight")
         self._head = backend.pack_linear(head, None)
+
+    @property
+    def draft_head(self) -> DraftHead | None:
+        """See Model: the family has none."""
+        return None
+
+    def fold(self, folds: Sequence[Fold], pools: Pools) -> None:
+        """See Model: there are no recurrent layers."""
 
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
         """See Model."""

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from surefoot.backend.protocol import Fold
 from surefoot.errors import ModelError
 from surefoot.state.pool import Pools
 from surefoot.state.spec import CacheSpec
@@ -26,6 +27,8 @@ class Description:
         layers: a word for each layer, in order: its kind of attention.
         caches: what one request keeps, for a given element type.
         draft_head: name of the draft head in the checkpoint, or None.
+        draft_caches: what the draft head keeps for one request.
+        hidden_shape: of one token's hidden state, as `forward` returns it.
     """
 
     architecture: str
@@ -35,6 +38,42 @@ class Description:
     layers: tuple[str, ...]
     caches: tuple[CacheSpec, ...]
     draft_head: str | None
+    draft_caches: tuple[CacheSpec, ...]
+    hidden_shape: tuple[int, ...]
+
+
+class DraftHead(Protocol):
+    """A head that guesses the token after next (multi-token prediction), used again and again.
+
+    Entry i of its caches belongs to token i and the hidden state of token i - 1, so entries start
+    at 1. `hidden` below is what `enter` or `forward` returned.
+    """
+
+    def enter(self, hidden: Tensor) -> Tensor:
+        """Turn the target's hidden states [T, *hidden_shape] into what the head reads."""
+        ...
+
+    def catch_up(self, batch: Batch, hidden: Tensor, pools: Pools) -> None:
+        """Write the entries of known tokens: keys and values only.
+
+        Args:
+            batch: the tokens; positions are the entries'.
+            hidden: [T, ...] state of the token before each.
+            pools: the head's caches.
+        """
+        ...
+
+    def forward(self, batch: Batch, hidden: Tensor, pools: Pools) -> Tensor:
+        """Compute entries in full and write them.
+
+        Returns:
+            [T, ...] hidden states, to be read at the next depth and by `logits`.
+        """
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[R, vocabulary] float32 logits of hidden states that `forward` returned."""
+        ...
 
 
 class Model(Protocol):
@@ -45,11 +84,20 @@ class Model(Protocol):
         """What it is and what it keeps."""
         ...
 
+    @property
+    def draft_head(self) -> DraftHead | None:
+        """The head beside it, if the checkpoint has one."""
+        ...
+
+    def fold(self, folds: Sequence[Fold], pools: Pools) -> None:
+        """Move checkpoints of recurrent layers on by one block, once drafted tokens stay."""
+        ...
+
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
         """Compute a step and write its cache entries.
 
         Returns:
-            [T, hidden] hidden states before the final norm.
+            [T, *hidden_shape] hidden states before the final norm.
         """
         ...
 
