@@ -212,7 +212,6 @@ class RowOperators(Protocol):
         """
         ...
 
-
     def causal_conv(self, x: Tensor, ring: Tensor, weight: Tensor) -> Tensor:
         """Silu of a depthwise causal convolution along each row.
 

@@ -5,14 +5,24 @@ Other backends are tested against this one; it is not meant to be fast.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import psutil
 import torch
 from torch import Tensor
 
-from surefoot.backend.protocol import Capabilities, Linear, RowLayout, RowOperators
+from surefoot.backend.protocol import (
+    Capabilities,
+    DeltaCaches,
+    Experts,
+    Fold,
+    Linear,
+    RowLayout,
+    RowOperators,
+)
+from surefoot.backend.reference_delta import fold_block
+from surefoot.backend.reference_rows import ReferenceRows
 
 
 @dataclass(frozen=True)
@@ -35,85 +45,23 @@ class ReferenceLinear:
 
 
 @dataclass(frozen=True)
-class ReferenceRows:
-    """Operators of one step, written as loops over rows and tokens."""
+class ReferenceExperts:
+    """Experts, token by token; gate_up [E, 2 * inner, hidden], down [E, hidden, inner]."""
 
-    layout: RowLayout
+    gate_up: Tensor
+    down: Tensor
 
-    def paged_write(self, pool: Tensor, entries: Tensor) -> None:
-        """See RowOperators."""
-        for row, token, position in self._tokens():
-            page, offset = divmod(position, self.layout.page_tokens)
-            pool[self.layout.tables[row][page]].select(-2, offset).copy_(entries[token])
-
-    def paged_attention(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, scale: float) -> Tensor:
-        """See RowOperators."""
-        out = torch.empty_like(q)
-        for row, token, position in self._tokens():
-            start = self.layout.visible_from[row]
-            k = self._history(k_pool, row, start, position + 1)
-            v = self._history(v_pool, row, start, position + 1)
-            out[token] = _attend(q[token], k, v, scale)
+    def __call__(self, x: Tensor, choice: Tensor, weights: Tensor) -> Tensor:
+        """See Experts."""
+        out = torch.zeros_like(x)
+        for token, experts in enumerate(choice.tolist()):
+            for place, expert in enumerate(experts):
+                if expert < 0:
+                    continue
+                gate, up = torch.mv(self.gate_up[expert], x[token]).chunk(2)
+                inner = gate / (1 + torch.exp(-gate)) * up
+                out[token] += weights[token, place] * torch.mv(self.down[expert], inner)
         return out
-
-    def ring_write(self, ring: Tensor, entries: Tensor) -> None:
-        """See RowOperators."""
-        capacity = ring.shape[1]
-        for row, token, position in self._tokens():
-            last = self.layout.first[row] + self.layout.length(row) - 1
-            if position > last - capacity:
-                ring[self.layout.slots[row], position % capacity] = entries[token]
-
-    def window_attention(
-        self,
-        q: Tensor,
-        kv: tuple[Tensor, Tensor],
-        rings: tuple[Tensor, Tensor],
-        window: int,
-        scale: float,
-    ) -> Tensor:
-        """See RowOperators."""
-        out = torch.empty_like(q)
-        for row, token, position in self._tokens():
-            start = max(0, position - window + 1, self.layout.visible_from[row])
-            k, v = (
-                self._window(own, ring, row, start, position + 1)
-                for own, ring in zip(kv, rings, strict=True)
-            )
-            out[token] = _attend(q[token], k, v, scale)
-        return out
-
-    def _tokens(self) -> list[tuple[int, int, int]]:
-        """(row, index in the step, absolute position) of every token."""
-        layout = self.layout
-        return [
-            (row, layout.starts[row] + i, layout.first[row] + i)
-            for row in range(len(layout.first))
-            for i in range(layout.length(row))
-        ]
-
-    def _history(self, pool: Tensor, row: int, start: int, stop: int) -> Tensor:
-        """Entries of positions [start, stop) of one row: [stop - start, K, D]."""
-        pages, table = self.layout.page_tokens, self.layout.tables[row]
-        entries = [pool[table[p // pages]].select(-2, p % pages) for p in range(start, stop)]
-        return torch.stack(entries)
-
-    def _window(self, own: Tensor, ring: Tensor, row: int, start: int, stop: int) -> Tensor:
-        first, capacity = self.layout.first[row], ring.shape[1]
-        slot = self.layout.slots[row]
-        before = [ring[slot, p % capacity] for p in range(start, min(stop, first))]
-        base = self.layout.starts[row] - first
-        return torch.stack(before + [own[base + p] for p in range(max(start, first), stop)])
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Softmax attention of one token: q [H, D] over k, v [S, K, D]; returns [H, D]."""
-    group = q.shape[0] // k.shape[1]
-    k = k.float().repeat_interleave(group, dim=1)
-    v = v.float().repeat_interleave(group, dim=1)
-    scores = (q.float()[None] * k).sum(-1) * scale
-    weights = torch.softmax(scores, dim=0)
-    return (weights[..., None] * v).sum(0).to(q.dtype)
 
 
 class ReferenceBackend:
@@ -161,3 +109,37 @@ class ReferenceBackend:
     def rows(self, layout: RowLayout) -> RowOperators:
         """See Backend."""
         return ReferenceRows(layout)
+
+    def pack_experts(self, gate_up: Tensor, down: Tensor) -> Experts:
+        """See Backend."""
+        return ReferenceExperts(gate_up.float(), down.float())
+
+    def top_k(self, scores: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """See Backend."""
+        ranked = [
+            sorted(range(len(row)), key=lambda index: (-row[index], index))[:n]
+            for row in scores.tolist()
+        ]
+        indices = torch.tensor(ranked, dtype=torch.long).view(-1, n)
+        return scores.gather(1, indices), indices
+
+    def gate(self, x: Tensor, gate: Tensor) -> Tensor:
+        """See Backend."""
+        return x * (1 / (1 + torch.exp(-gate)))
+
+    def gated_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See Backend."""
+        return self.rms_norm(x, weight, eps) * (gate / (1 + torch.exp(-gate)))
+
+    def delta_gates(
+        self, a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """See Backend."""
+        x = a + dt_bias
+        softplus = torch.log1p(torch.exp(-x.abs())) + x.clamp(min=0)
+        return -torch.exp(a_log) * softplus, 1 / (1 + torch.exp(-b))
+
+    def fold_delta(self, caches: DeltaCaches, folds: Sequence[Fold]) -> None:
+        """See Backend."""
+        for fold in folds:
+            fold_block(caches, fold)

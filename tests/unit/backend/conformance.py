@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from surefoot.backend import make_backend
-from surefoot.backend.protocol import Backend
+from surefoot.backend.protocol import Backend, DeltaInputs, Fold
 from surefoot.model.layers.rotary import make_rotary
-from tests.unit.backend.layouts import HEADS, SIZES, Case, case_of
+from tests.unit.backend.layouts import GARBAGE, HEADS, SIZES, Case, case_of
+from tests.unit.backend.recurrent_steps import delta_case, tensors, to_device
 
 Run = Callable[[Backend, int], Sequence[Tensor]]
 
@@ -121,6 +122,95 @@ def add_linear(backend: Backend, seed: int) -> Sequence[Tensor]:
     return sums
 
 
+def causal_conv(backend: Backend, seed: int) -> Sequence[Tensor]:
+    case = case_of(seed)
+    rng, draws = _sources(seed)
+    taps, channels = rng.choice((1, 2, 4)), rng.randint(1, 40)
+    capacity = taps + rng.choice((0, 3, 8))
+    ring = torch.full((case.slots, capacity, channels), float("nan"))
+    for row, first in enumerate(case.layout.first):
+        ring[case.layout.slots[row]] = GARBAGE
+        for position in range(max(0, first - taps + 1), first):
+            entry = torch.randn(channels, generator=draws)
+            ring[case.layout.slots[row], position % capacity] = entry
+    wide = torch.randn(case.tokens, channels + 3, generator=draws).to(backend.device)
+    weight = torch.randn(channels, taps, generator=draws).to(backend.device)
+    rows, ring = backend.rows(case.layout), ring.to(backend.device)
+    return [rows.causal_conv(x, ring, weight) for x in (wide[:, 3:], wide[:, :channels])]
+
+
+def delta_rule(backend: Backend, seed: int) -> Sequence[Tensor]:
+    case = delta_case(seed)
+    caches = to_device(case.caches, backend.device)
+    inputs = case.inputs
+    moved = DeltaInputs(
+        *(x.to(backend.device) for x in (inputs.q, inputs.k, inputs.v, inputs.decay, inputs.beta))
+    )
+    out = backend.rows(case.layout).delta_rule(moved, caches)
+    return [out, *tensors(caches)]
+
+
+def fold_delta(backend: Backend, seed: int) -> Sequence[Tensor]:
+    case = delta_case(seed)
+    caches, block = to_device(case.caches, backend.device), case.caches.block
+    folds = [
+        Fold(case.layout.slots[row], settled // block * block)
+        for row, settled in enumerate(case.layout.settled)
+        if case.layout.first[row] >= settled // block * block + block
+    ]
+    backend.fold_delta(caches, folds)
+    return tensors(caches)
+
+
+def delta_gates(backend: Backend, seed: int) -> Sequence[Tensor]:
+    rng, draws = _sources(seed)
+    tokens, heads = rng.randrange(40), rng.randint(1, 40)
+    a, b = (9 * torch.randn(tokens, heads, generator=draws) for _ in range(2))
+    a_log, dt_bias = (torch.randn(heads, generator=draws) for _ in range(2))
+    device = backend.device
+    return backend.delta_gates(a.to(device), b.to(device), a_log.to(device), dt_bias.to(device))
+
+
+def gate(backend: Backend, seed: int) -> Sequence[Tensor]:
+    rng, draws = _sources(seed)
+    tokens, width = rng.randrange(40), rng.randint(1, 200)
+    x, gates = (3 * torch.randn(tokens, width, generator=draws) for _ in range(2))
+    x, gates = x.to(backend.device), gates.to(backend.device)
+    return backend.gate(x, gates), backend.gate(x, gates[:, :1])
+
+
+def gated_norm(backend: Backend, seed: int) -> Sequence[Tensor]:
+    rng, draws = _sources(seed)
+    shape = rng.randrange(40), rng.randint(1, 12), rng.randint(1, 200)
+    x, gates = (3 * torch.randn(shape, generator=draws).to(backend.device) for _ in range(2))
+    weight = torch.randn(shape[2], generator=draws).to(backend.device)
+    return (backend.gated_norm(x, gates, weight, 1e-6),)
+
+
+def top_k(backend: Backend, seed: int) -> Sequence[Tensor]:
+    """Few different scores, so that most of them are tied."""
+    rng, draws = _sources(seed)
+    tokens, count = rng.randrange(40), rng.randint(1, 40)
+    scores = torch.randint(0, rng.randint(1, 9), (tokens, count), generator=draws).float()
+    return backend.top_k(scores.to(backend.device), rng.randint(1, count))
+
+
+def experts(backend: Backend, seed: int) -> Sequence[Tensor]:
+    rng, draws = _sources(seed)
+    count, inner, hidden = rng.randint(1, 9), rng.randint(1, 30), rng.randint(1, 30)
+    gate_up = torch.randn(count, 2 * inner, hidden, generator=draws) / hidden**0.5
+    down = torch.randn(count, hidden, inner, generator=draws) / inner**0.5
+    packed = backend.pack_experts(gate_up.to(backend.device), down.to(backend.device))
+    chosen = rng.randint(1, count)
+    tokens = rng.choice((0, 1, 2, rng.randint(3, 40)))
+    order = torch.rand(tokens, count, generator=draws).argsort(-1)[:, :chosen]
+    choice = order.masked_fill(torch.rand(order.shape, generator=draws) < 0.2, -1)
+    weights = torch.rand(order.shape, generator=draws).masked_fill(choice < 0, float("nan"))
+    x = torch.randn(tokens, hidden, generator=draws)
+    device = backend.device
+    return (packed(x.to(device), choice.to(device), weights.to(device)),)
+
+
 OPERATORS: Mapping[str, Run] = {
     run.__name__: run
     for run in (
@@ -133,6 +223,14 @@ OPERATORS: Mapping[str, Run] = {
         pack_linear,
         add_linear,
         pack_gated,
+        causal_conv,
+        delta_rule,
+        fold_delta,
+        delta_gates,
+        gate,
+        gated_norm,
+        top_k,
+        experts,
     )
 }
 

@@ -143,8 +143,8 @@ class Machine:
         size, count = setting.page_tokens, len(setting.sequences)
         needs = [-(-(length + setting.depth) // size) for length in setting.lengths]
         pages = sum(needs) + 2
-        self._pools = Pools(model.caches, _plan(setting, pages, count + 1), backend.device)
-        self._pools.poison(
+        self.pools = Pools(model.caches, _plan(setting, pages, count + 1), backend.device)
+        self.pools.poison(
             [PageId(i) for i in range(pages + 1)],
             [SlotId(i) for i in range(count + 2)],
             float("nan"),
@@ -156,7 +156,7 @@ class Machine:
         self.slots = [SlotId(i + 2) for i in range(count)]
         clear = Work([page for table in self.tables for page in table])
         clear.copies = [(None, slot) for slot in self.slots]
-        self._pools.apply(clear)
+        self.pools.apply(clear)
         self._cursors = [0] * count
         self._noise = random.Random(5)
 
@@ -165,16 +165,21 @@ class Machine:
         """Outputs of every sequence, [length, ...] each."""
         parts: list[list[Tensor]] = [[] for _ in self._setting.sequences]
         for pieces in script:
-            step = Step.of([self._row(piece) for piece in pieces], self._setting.page_tokens)
-            out = self._model.compute(pad(step).build(self._backend), self._pools)
+            rows = [self._row(piece) for piece in pieces]
+            step = Step.of(rows, self._setting.page_tokens)
+            out = self._model.compute(pad(step).build(self._backend), self.pools)
             at = 0
             for piece in pieces:
                 parts[piece.sequence].append(out[at : at + piece.count])
                 at += piece.count + piece.wrong
                 self._cursors[piece.sequence] += piece.count
+            self._commit(pieces, rows)
             if self._setting.dirty:
                 self._spoil()
         return [torch.cat(part) for part in parts]
+
+    def _commit(self, pieces: Sequence[Piece], rows: Sequence[Row]) -> None:
+        """Nothing is left to do for caches whose entries stay where they are."""
 
     def _row(self, piece: Piece) -> Row:
         assert piece.first == self._cursors[piece.sequence], "a script computes in order"
@@ -190,6 +195,7 @@ class Machine:
             slot=self.slots[piece.sequence],
             visible_from=0,
             wanted=len(known) + piece.wrong,
+            settled=piece.first,
         )
 
     def _spoil(self) -> None:
@@ -199,9 +205,9 @@ class Machine:
             for name in (part.name for part in spec.parts):
                 for index, cursor in enumerate(self._cursors):
                     if isinstance(spec, Paged):
-                        self._spoil_pages(self._pools.paged(spec.name, name), index, cursor)
+                        self._spoil_pages(self.pools.paged(spec.name, name), index, cursor)
                     else:
-                        ring = self._pools.rows(spec.name, name)
+                        ring = self.pools.rows(spec.name, name)
                         self._spoil_ring(ring, index, cursor, spec.window)
 
     def _spoil_pages(self, pool: Tensor, index: int, cursor: int) -> None:

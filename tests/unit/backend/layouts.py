@@ -110,6 +110,8 @@ def case_of(seed: int) -> Case:
         tables=tuple(tables),
         slots=tuple(rng.sample(range(1, count + 3), count)),
         visible_from=tuple(visible),
+        settled=tuple(first),
+        settles=tuple(map(sum, zip(first, lengths, strict=True))),
         page_tokens=page_tokens,
     )
     return Case(

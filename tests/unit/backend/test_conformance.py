@@ -81,7 +81,14 @@ def test_the_reference_attends_as_written_down() -> None:
     q = torch.tensor([[[1.0]]])
     own = torch.tensor([[[math.log(3.0)]]]), torch.tensor([[[8.0]]])
     layout = RowLayout(
-        starts=(0, 1), first=(5,), tables=((2, 1),), slots=(1,), visible_from=(4,), page_tokens=4
+        starts=(0, 1),
+        first=(5,),
+        tables=((2, 1),),
+        slots=(1,),
+        visible_from=(4,),
+        settled=(5,),
+        settles=(6,),
+        page_tokens=4,
     )
     rows = ReferenceBackend().rows(layout)
     k_pool, v_pool = torch.zeros(3, 1, 4, 1), torch.full((3, 1, 4, 1), 4.0)
@@ -120,3 +127,28 @@ def _attended(
     for pool, entries in zip(copies, qkv[1:], strict=True):
         rows.paged_write(pool, entries)
     return rows.paged_attention(qkv[0], copies[0], copies[1], qkv[0].shape[-1] ** -0.5)
+
+
+@pytest.mark.parametrize("bitwise", [True, False])
+def test_bfloat16_keeps_its_type_and_stays_close(bitwise: bool) -> None:
+    backend, reference = make_backend("cpu", bitwise), ReferenceBackend()
+    draws = torch.Generator().manual_seed(1)
+    case = case_of(5)
+    x, gates = (torch.randn(case.tokens, 24, generator=draws).bfloat16() for _ in range(2))
+    ring = torch.randn(case.slots, 8, 24, generator=draws).bfloat16()
+    weight = torch.randn(24, 4, generator=draws).bfloat16()
+    one = torch.ones(24)
+    pairs = [
+        (
+            backend.rows(case.layout).causal_conv(x, ring, weight),
+            reference.rows(case.layout).causal_conv(x.float(), ring.float(), weight.float()),
+        ),
+        (backend.gate(x, gates), reference.gate(x.float(), gates.float())),
+        (
+            backend.gated_norm(x, gates, one, 1e-6),
+            reference.gated_norm(x.float(), gates.float(), one, 1e-6),
+        ),
+    ]
+    for got, want in pairs:
+        assert got.dtype == torch.bfloat16
+        torch.testing.assert_close(got.float(), want, rtol=2e-2, atol=2e-2)

@@ -16,10 +16,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from surefoot.backend.blockwise.block_plan import plan_delta
+from surefoot.backend.blockwise.blocks import DeltaPlan, DeltaShape
+from surefoot.backend.blockwise.conv import ConvPlan, plan_conv, run_conv
+from surefoot.backend.blockwise.recurrent import delta_shape, run_delta
 from surefoot.backend.blockwise.spans import Blocks, InOrder, Spanned
 from surefoot.backend.blockwise.tiles import TILE_TOKENS, PageGroup, TileGroup, group_pages
 from surefoot.backend.blockwise.window import RingShape, WindowGroup, group_windows
-from surefoot.backend.protocol import RowLayout
+from surefoot.backend.protocol import DeltaCaches, DeltaInputs, RowLayout
 
 
 @dataclass(frozen=True)
@@ -118,20 +122,33 @@ def scaled_product(left: Tensor, right: Tensor, scale: float) -> Tensor:
     return torch.baddbmm(left.new_zeros(()), left, right, beta=0, alpha=scale)
 
 
-class BlockwiseRows:
-    """Cache writes and attention of one step; page groups are built at their first use."""
+@dataclass(frozen=True)
+class Widths:
+    """How wide tiles must at least be.
 
-    def __init__(
-        self, layout: RowLayout, tile_width: Callable[[ProductShape], int], device: torch.device
-    ) -> None:
-        """Prepare the step `layout`; `tile_width` gives the least tokens per tile for a shape."""
+    Attributes:
+        attention: tokens per tile of attention, for a shape.
+        delta: new positions per tile of the gated delta rule, for a shape.
+    """
+
+    attention: Callable[[ProductShape], int]
+    delta: Callable[[DeltaShape], int]
+
+
+class BlockwiseRows:
+    """Cache writes and row operators of one step; index tensors are built at their first use."""
+
+    def __init__(self, layout: RowLayout, widths: Widths, device: torch.device) -> None:
+        """Prepare the step `layout` with tiles of at least these widths."""
         self._layout = layout
         self._device = device
-        self._tile_width = tile_width
+        self._widths = widths
         self._groups: dict[ProductShape, list[tuple[PageGroup, Tensor]]] = {}
         self._windows: dict[tuple[ProductShape, RingShape], list[tuple[WindowGroup, Tensor]]] = {}
         self._columns: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         self._flat: dict[int, Tensor] = {}
+        self._convs: dict[tuple[int, int], ConvPlan] = {}
+        self._deltas: dict[DeltaShape, DeltaPlan] = {}
         self._pages, self._offsets = (index.to(device) for index in _addresses(layout))
 
     def paged_write(self, pool: Tensor, entries: Tensor) -> None:
@@ -192,6 +209,23 @@ class BlockwiseRows:
             parts.append((group.queries, attend(tiles, keys, bias, scale)))
         return gather_outputs(parts, q)
 
+    def causal_conv(self, x: Tensor, ring: Tensor, weight: Tensor) -> Tensor:
+        """See RowOperators."""
+        self._check(x)
+        key = (weight.shape[1], ring.shape[1])
+        if key not in self._convs:
+            self._convs[key] = plan_conv(self._layout, *key, self._device)
+        return run_conv(self._convs[key], x, ring, weight)
+
+    def delta_rule(self, inputs: DeltaInputs, caches: DeltaCaches) -> Tensor:
+        """See RowOperators."""
+        self._check(inputs.q)
+        shape = delta_shape(caches)
+        if shape not in self._deltas:
+            width = self._widths.delta(shape)
+            self._deltas[shape] = plan_delta(self._layout, shape, width, self._device)
+        return run_delta(self._deltas[shape], inputs, caches)
+
     def _check(self, per_token: Tensor) -> None:
         count, planned = per_token.shape[0], self._layout.starts[-1]
         assert count == planned, f"{count} tokens came, the layout was made for {planned}"
@@ -201,7 +235,7 @@ class BlockwiseRows:
 
     def _page_groups(self, shape: ProductShape) -> list[tuple[PageGroup, Tensor]]:
         if shape not in self._groups:
-            groups = group_pages(self._layout, self._tile_width(shape), self._device)
+            groups = group_pages(self._layout, self._widths.attention(shape), self._device)
             self._groups[shape] = [(group, spread_bias(group.bias, shape)) for group in groups]
         return self._groups[shape]
 
@@ -210,7 +244,7 @@ class BlockwiseRows:
     ) -> list[tuple[WindowGroup, Tensor]]:
         key = (shape, ring)
         if key not in self._windows:
-            groups = group_windows(self._layout, self._tile_width(shape), ring, self._device)
+            groups = group_windows(self._layout, self._widths.attention(shape), ring, self._device)
             self._windows[key] = [(group, spread_bias(group.bias, shape)) for group in groups]
         return self._windows[key]
 

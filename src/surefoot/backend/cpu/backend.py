@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import psutil
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from surefoot.backend.blockwise.attention import BlockwiseRows, ProductShape, least_tile_width
+from surefoot.backend.blockwise.attention import (
+    BlockwiseRows,
+    ProductShape,
+    Widths,
+    least_tile_width,
+)
+from surefoot.backend.blockwise.blocks import DeltaShape
+from surefoot.backend.blockwise.experts import pack_experts, top_k
+from surefoot.backend.blockwise.folding import Folder
+from surefoot.backend.blockwise.gates import delta_gates, sigmoid_gate, swish
 from surefoot.backend.blockwise.linear import PlainGated
+from surefoot.backend.blockwise.recurrent import least_new_width
 from surefoot.backend.cpu.linear import FastGated, RowInvariant, pack_fast
-from surefoot.backend.protocol import Capabilities, Linear, RowLayout, RowOperators
+from surefoot.backend.protocol import (
+    Capabilities,
+    DeltaCaches,
+    Experts,
+    Fold,
+    Linear,
+    RowLayout,
+    RowOperators,
+)
 
 
 class CpuBackend:
@@ -31,7 +49,10 @@ class CpuBackend:
         self.device = torch.device("cpu")
         self.invariant = RowInvariant()
         self._numbers: dict[float, Tensor] = {}
-        self._widths: dict[ProductShape, int] = {}
+        self._tile_widths: dict[ProductShape, int] = {}
+        self._new_widths: dict[DeltaShape, int] = {}
+        self._widths = Widths(self._tile_width, self._new_width)
+        self._folder = Folder(self._new_width)
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """See Backend."""
@@ -70,12 +91,46 @@ class CpuBackend:
 
     def rows(self, layout: RowLayout) -> RowOperators:
         """See Backend."""
-        return BlockwiseRows(layout, self._tile_width, self.device)
+        return BlockwiseRows(layout, self._widths, self.device)
+
+    def pack_experts(self, gate_up: Tensor, down: Tensor) -> Experts:
+        """See Backend."""
+        return pack_experts(gate_up, down, self.pack_gated, self.pack_linear)
+
+    def top_k(self, scores: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """See Backend."""
+        return top_k(scores, n)
+
+    def gate(self, x: Tensor, gate: Tensor) -> Tensor:
+        """See Backend."""
+        return sigmoid_gate(x, gate)
+
+    def gated_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See Backend."""
+        return swish(self.rms_norm(x.float(), weight.float(), eps), gate).to(x.dtype)
+
+    def delta_gates(
+        self, a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """See Backend."""
+        return delta_gates(a, b, a_log, dt_bias)
+
+    def fold_delta(self, caches: DeltaCaches, folds: Sequence[Fold]) -> None:
+        """See Backend."""
+        self._folder(caches, folds)
 
     def _tile_width(self, shape: ProductShape) -> int:
         """Least tokens per attention tile, measured once for each shape."""
         if not self.capabilities.bitwise:
             return 1
-        if shape not in self._widths:
-            self._widths[shape] = least_tile_width(shape)
-        return self._widths[shape]
+        if shape not in self._tile_widths:
+            self._tile_widths[shape] = least_tile_width(shape)
+        return self._tile_widths[shape]
+
+    def _new_width(self, shape: DeltaShape) -> int:
+        """Least new positions per block of the gated delta rule, measured once for each shape."""
+        if not self.capabilities.bitwise:
+            return 1
+        if shape not in self._new_widths:
+            self._new_widths[shape] = least_new_width(shape)
+        return self._new_widths[shape]
