@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from surefoot.backend.protocol import Backend
 from surefoot.errors import ModelError
-from surefoot.model import llama
+from surefoot.model import llama, qwen3_5
 from surefoot.model.model import ConfigReader, Description, Model
 from surefoot.weights.load import TensorTaker
 
@@ -25,9 +25,9 @@ class Family:
     load: Callable[[TensorTaker, Mapping[str, object], Backend, str], Model]
 
 
-FAMILIES: Mapping[str, Family] = {
-    architecture: Family(llama.describe, llama.LlamaModel) for architecture in llama.ARCHITECTURES
-}
+FAMILIES: Mapping[str, Family] = dict.fromkeys(
+    llama.ARCHITECTURES, Family(llama.describe, llama.LlamaModel)
+) | dict.fromkeys(qwen3_5.ARCHITECTURES, Family(qwen3_5.describe, qwen3_5.HybridModel))
 
 
 def family_of(config: Mapping[str, object]) -> Family:

@@ -117,7 +117,7 @@ def write_tiny(
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     save_file(dict(_weights(_KINDS[architecture], size)), folder / "model.safetensors")
     if tokenizer:
-        _write_tokenizer(folder, size.vocab)
+        write_tokenizer(folder, size.vocab)
     return folder
 
 
@@ -221,7 +221,8 @@ def _byte_letters() -> list[str]:
     return [chr(moved.get(byte, byte)) for byte in range(BYTES)]
 
 
-def _write_tokenizer(folder: Path, vocab: int) -> None:
+def write_tokenizer(folder: Path, vocab: int) -> None:
+    """Write a byte-level tokenizer and a chat template; `vocab` is at least LEAST_TEXT_VOCAB."""
     make_byte_tokenizer(vocab).save(str(folder / "tokenizer.json"))
     settings = {
         "eos_token": END,

@@ -17,7 +17,17 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from surefoot.errors import ModelError, WeightsError
+from surefoot.weights.checkpoint import Checkpoint
+from surefoot.weights.fp8 import BlockScaledCheckpoint, scaled_block
 from surefoot.weights.names import near_names
+
+__all__ = [
+    "Checkpoint",
+    "FolderCheckpoint",
+    "TensorTaker",
+    "open_checkpoint",
+    "read_config",
+]
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -27,34 +37,6 @@ _INDEX_BYTES = 100 << 20
 _SHOWN = 8
 _FLOATS = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
 _PICKLES = ("*.bin", "*.pt", "*.pth")
-
-
-class Checkpoint(Protocol):
-    """Read access to one model's tensors under transformers' names.
-
-    Attributes:
-        config: what config.json says, or the same translated from another format.
-        generation: what generation_config.json says; empty when there is none.
-    """
-
-    config: Mapping[str, object]
-    generation: Mapping[str, object]
-
-    def names(self) -> Collection[str]:
-        """All tensors that are stored."""
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of one stored tensor, without reading it."""
-
-    def read(self, name: str) -> torch.Tensor:
-        """One tensor in its stored dtype; it may be a view of the file, so never write to it.
-
-        Raises:
-            WeightsError: it cannot be read or is of a format that is not supported.
-        """
-
-    def close(self) -> None:
-        """Let go of the files; nothing can be read afterwards. May be called again."""
 
 
 class _Slice(Protocol):
@@ -79,12 +61,12 @@ class FolderCheckpoint:
     Raises:
         ModelError: config.json is absent, or a JSON file is damaged.
         WeightsError: no safetensors files, a damaged one, an index that does not fit them, a
-            tensor stored twice, or a quantised checkpoint.
+            tensor stored twice, or a quantisation that is not supported.
     """
 
     def __init__(self, folder: Path) -> None:
         self.config: Mapping[str, object] = read_config(folder)
-        _refuse_quantised(self.config, folder)
+        scaled_block(self.config, folder)
         self.generation: Mapping[str, object] = {}
         if (folder / "generation_config.json").is_file():
             self.generation = _read_json(folder / "generation_config.json", _CONFIG_BYTES)
@@ -132,11 +114,14 @@ class TensorTaker:
         """What every taken tensor is converted to."""
         return self._dtype
 
-    def take(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def take(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
+    ) -> torch.Tensor:
         """Read one tensor; taking it again is fine.
 
         Returns:
-            A contiguous tensor of the taker's dtype that shares no memory with the file.
+            A contiguous tensor of `dtype`, by default the taker's, that shares no memory with the
+            file.
 
         Raises:
             WeightsError: it is missing, has another shape, or is not stored as plain numbers.
@@ -151,11 +136,16 @@ class TensorTaker:
             )
         self._progress(name)
         self._unused.discard(name)
-        return self._converted(name, self._checkpoint.read(name))
+        return self._converted(name, self._checkpoint.read(name), dtype or self._dtype)
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint stores such a tensor, used or not."""
         return name in self._checkpoint.names()
+
+    def has_module(self, module: str) -> bool:
+        """Whether the checkpoint stores any tensor of the module of this name, used or not."""
+        start = module.removesuffix(".") + "."
+        return any(name.startswith(start) for name in self._checkpoint.names())
 
     def skip(self, prefix_or_name: str) -> None:
         """Leave out on purpose the tensor of this name and all tensors of the module of this name.
@@ -184,23 +174,25 @@ class TensorTaker:
         near = near_names(name, self._checkpoint.names())
         return f"; names like it: {', '.join(near)}" if near else ""
 
-    def _converted(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    def _converted(self, name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         if tensor.dtype not in _FLOATS:
             raise WeightsError(
                 f"tensor {name!r} is stored as {_dtype_name(tensor.dtype)}, which is not read "
                 "without its scales; use a checkpoint in float32, bfloat16 or float16"
             )
-        return tensor.to(self._dtype, copy=True, memory_format=torch.contiguous_format)
+        return tensor.to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Open a model folder or a `.gguf` file.
+    """Open a model folder or a `.gguf` file; block-scaled weights are expanded as they are read.
 
     Raises:
         ModelError: there is no such path, or it is neither of them, or it is damaged.
     """
     if path.is_dir():
-        return FolderCheckpoint(path)
+        stored = FolderCheckpoint(path)
+        block = scaled_block(stored.config, path)
+        return stored if block is None else BlockScaledCheckpoint(stored, block)
     _require_gguf(path)
     from surefoot.weights.gguf import GgufCheckpoint
 
@@ -246,16 +238,6 @@ def _read_json(path: Path, limit: int) -> dict[str, object]:
     if not isinstance(content, dict):
         raise ModelError(f"{path} must hold a JSON object, not {type(content).__name__}")
     return content
-
-
-def _refuse_quantised(config: Mapping[str, object], folder: Path) -> None:
-    for key in ("quantization_config", "compression_config"):
-        if details := config.get(key):
-            method = details.get("quant_method") if isinstance(details, Mapping) else None
-            raise WeightsError(
-                f"{folder} is quantised with {method or 'an unnamed method'} ({key} in "
-                "config.json), which is not supported yet; use an unquantised or a GGUF checkpoint"
-            )
 
 
 def _open_shards(folder: Path) -> dict[str, _Shard]:

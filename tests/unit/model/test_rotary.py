@@ -9,7 +9,8 @@ import torch
 
 from surefoot.backend.reference import ReferenceBackend
 from surefoot.errors import ModelError
-from surefoot.model.layers.rotary import Rotary, make_rotary
+from surefoot.model.layers.attention import paired_order
+from surefoot.model.layers.rotary import Rotary, make_partial_rotary, make_rotary
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -146,3 +147,31 @@ def test_an_unknown_scaling_is_named() -> None:
 def test_a_missing_number_is_named(scaling: dict[str, object], name: str) -> None:
     with pytest.raises(ModelError, match=name):
         make_rotary(8, 10000.0, scaling)
+
+
+def test_numbers_that_pass_through_are_not_turned() -> None:
+    rotary = make_partial_rotary(10, 4, 100.0, {"partial_rotary_factor": 0.4})
+    assert rotary.frequencies.tolist() == pytest.approx([1, 0.1])
+    order = paired_order(10, 4)
+    assert order.tolist() == [0, 1, 4, 5, 6, 2, 3, 7, 8, 9]
+    x = torch.randn(1, 2, 10, generator=torch.Generator().manual_seed(0))
+    turned = ReferenceBackend().rotary(x[..., order], *rotary(torch.tensor([7])))
+    back = torch.empty_like(turned).index_copy_(-1, order, turned)
+    whole = ReferenceBackend().rotary(x[..., :4], *make_rotary(4, 100.0, None)(torch.tensor([7])))
+    assert torch.equal(back[..., 4:], x[..., 4:])
+    torch.testing.assert_close(back[..., :4], whole)
+
+
+def test_a_scalings_factor_spares_what_passes_through() -> None:
+    rotary = make_partial_rotary(16, 8, 1e6, YARN)
+    cos, sin = rotary(torch.tensor([5]))
+    assert rotary.factor > 1
+    assert cos[0, 0, 4:8].tolist() == [1.0] * 4
+    assert sin[0, 0, 12:].tolist() == [0.0] * 4
+    assert torch.equal(rotary.frequencies, make_rotary(8, 1e6, YARN).frequencies)
+
+
+@pytest.mark.parametrize(("size", "rotated"), [(8, 3), (7, 4), (8, 0), (8, 10)])
+def test_a_rotation_that_is_not_of_pairs_is_refused(size: int, rotated: int) -> None:
+    with pytest.raises(ModelError, match=f"cannot turn {rotated} of a head's {size} numbers"):
+        make_partial_rotary(size, rotated, 10000.0, {})

@@ -207,18 +207,6 @@ def test_a_config_of_absurd_size(tmp_path: Path) -> None:
         read_config(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("details", "method"),
-    [({"quant_method": "fp8"}, "fp8"), ({"bits": 4}, "an unnamed method"), ("x", "an unnamed")],
-)
-def test_a_quantised_checkpoint_is_refused_by_method(
-    tmp_path: Path, details: object, method: str
-) -> None:
-    config = {**CONFIG, "quantization_config": details}
-    with pytest.raises(WeightsError, match=f"is quantised with {method}"):
-        FolderCheckpoint(write_folder(tmp_path, {"model.safetensors": A}, config=config))
-
-
 def test_a_null_quantisation_is_none(tmp_path: Path) -> None:
     config = {**CONFIG, "quantization_config": None}
     checkpoint = FolderCheckpoint(write_folder(tmp_path, {"model.safetensors": A}, config=config))

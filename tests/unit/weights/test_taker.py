@@ -37,6 +37,18 @@ def test_a_taken_tensor_is_converted(checkpoint: FolderCheckpoint) -> None:
     assert torch.equal(narrow, torch.full((2,), 0.1).bfloat16())
 
 
+def test_a_tensor_can_be_taken_in_a_type_of_its_own(checkpoint: FolderCheckpoint) -> None:
+    taker = _taker(checkpoint, torch.bfloat16)
+    exact = taker.take("model.norm.weight", (2,), torch.float32)
+    assert torch.equal(exact, TENSORS["model.norm.weight"])
+
+
+def test_a_module_is_there_if_any_of_its_tensors_is(checkpoint: FolderCheckpoint) -> None:
+    taker = _taker(checkpoint)
+    assert all(map(taker.has_module, ("model", "model.", "model.layers.1", "model.norm")))
+    assert not any(map(taker.has_module, ("mode", "model.layers.2", "model.norm.weight")))
+
+
 def test_a_taken_tensor_outlives_the_checkpoint_and_is_its_own(
     checkpoint: FolderCheckpoint,
 ) -> None:

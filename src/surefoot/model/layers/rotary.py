@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from surefoot.errors import ModelError
@@ -17,12 +18,14 @@ class Rotary:
     """Cosines and sines by position.
 
     Attributes:
-        frequencies: [D / 2] float64 angle per position.
+        frequencies: [turning pairs] float64 angle per position.
         factor: multiplies both (attention temperature of some scalings).
+        passing: pairs after them that pass through unchanged; D is twice the number of all pairs.
     """
 
     frequencies: Tensor
     factor: float
+    passing: int = 0
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Angles of the given positions.
@@ -36,6 +39,8 @@ class Rotary:
         """
         angles = positions.double()[:, None] * self.frequencies.to(positions.device)
         cos, sin = angles.cos() * self.factor, angles.sin() * self.factor
+        if self.passing:
+            cos, sin = F.pad(cos, (0, self.passing), value=1.0), F.pad(sin, (0, self.passing))
         both = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
         return both[0].float()[:, None], both[1].float()[:, None]
 
@@ -64,6 +69,22 @@ def make_rotary(size: int, theta: float, scaling: Mapping[str, object] | None) -
     raise ModelError(
         f"rope scaling {kind!r} is not supported; known are default, linear, llama3, yarn"
     )
+
+
+def make_partial_rotary(
+    size: int, rotated: int, theta: float, scaling: Mapping[str, object]
+) -> Rotary:
+    """Frequencies for heads of `size` numbers of which only `rotated` turn.
+
+    The pairs that turn come first, so heads must be in the order of `paired_order`.
+
+    Raises:
+        ModelError: the rotated part is not made of pairs, or see `make_rotary`.
+    """
+    if rotated % 2 or size % 2 or not 0 < rotated <= size:
+        raise ModelError(f"rope cannot turn {rotated} of a head's {size} numbers in pairs")
+    whole = {name: value for name, value in scaling.items() if name != "partial_rotary_factor"}
+    return replace(make_rotary(rotated, theta, whole), passing=(size - rotated) // 2)
 
 
 def _number(options: Mapping[str, object], name: str, default: float | None = None) -> float:

@@ -1,0 +1,155 @@
+"""A recurrent mixer: short convolution, gated delta rule, gated norm (arXiv 2412.06464)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from surefoot.backend.protocol import Backend, DeltaCaches, DeltaInputs, Fold, Linear
+from surefoot.model.layers.finite import finite_drafts
+from surefoot.state.pool import Pools
+from surefoot.state.spec import Part, Recurrent, Ring
+from surefoot.step import Batch
+
+BLOCK = 16
+_UNIT_EPS = 1e-6
+
+
+@dataclass(frozen=True)
+class DeltaSizes:
+    """Heads of a recurrent mixer.
+
+    Attributes:
+        key_heads: query and key heads; value head h belongs to key head h // (value / key heads).
+        value_heads: value heads, a multiple.
+        key_size: numbers of a query or key.
+        value_size: numbers of a value.
+        taps: tokens that the convolution sees, the current one included.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_size: int
+    value_size: int
+    taps: int
+
+    @property
+    def keys(self) -> int:
+        """Width of all keys."""
+        return self.key_heads * self.key_size
+
+    @property
+    def values(self) -> int:
+        """Width of all values."""
+        return self.value_heads * self.value_size
+
+    @property
+    def channels(self) -> int:
+        """Width of what is convolved: queries, keys, values."""
+        return 2 * self.keys + self.values
+
+    @property
+    def joint(self) -> tuple[int, int, int, int]:
+        """Widths of the joint product: what is convolved, output gate, b, a."""
+        return self.channels, self.values, self.value_heads, self.value_heads
+
+    def parameters(self, hidden: int) -> int:
+        """How many numbers the weights are."""
+        vectors = 2 * self.value_heads + self.value_size
+        return (sum(self.joint) + self.values) * hidden + self.channels * self.taps + vectors
+
+    def caches(self, layers: int, dtype: str, prefix: str) -> tuple[Ring, Recurrent]:
+        """What `layers` such layers keep of a request; convolved inputs have `dtype`."""
+        heads = (self.value_heads,)
+        inputs = {
+            "k": (self.key_heads, self.key_size),
+            "error": (self.value_heads, self.value_size),
+            "decay": heads,
+            "beta": heads,
+        }
+        state = Part("state", (self.value_heads, self.key_size, self.value_size), "float32")
+        parts = tuple(Part(name, shape, "float32") for name, shape in inputs.items())
+        conv = Ring(prefix + "conv", layers, (Part("x", (self.channels,), dtype),), self.taps - 1)
+        return conv, Recurrent(prefix + "delta", layers, (state,), parts, BLOCK)
+
+
+@dataclass(frozen=True)
+class DeltaMixer:
+    """One recurrent layer's mixer.
+
+    Attributes:
+        sizes: of its heads.
+        eps: of the norms before and after.
+        norm: [hidden] weight of the norm before.
+        joint: queries, keys, values, output gate, b and a in one product.
+        taps: [channels, taps] weights of the convolution.
+        unit: [key_size] float32, each key_size^-0.5.
+        a_log: [value_heads] float32, decay = -exp(a_log) softplus(a + dt_bias).
+        dt_bias: [value_heads] float32.
+        gated_norm: [value_size] float32 weight of the norm after.
+        output: back to the stream.
+        prefix: before the names of its caches.
+        layer: its place among the recurrent layers.
+        backend: computes.
+    """
+
+    sizes: DeltaSizes
+    eps: float
+    norm: Tensor
+    joint: Linear
+    taps: Tensor
+    unit: Tensor
+    a_log: Tensor
+    dt_bias: Tensor
+    gated_norm: Tensor
+    output: Linear
+    prefix: str
+    layer: int
+    backend: Backend
+
+    def __call__(self, stream: Tensor, batch: Batch, pools: Pools) -> Tensor:
+        """Map the stream [T, hidden] to the stream after this mixer."""
+        sizes, backend, tokens = self.sizes, self.backend, stream.shape[0]
+        fused = self.joint(backend.rms_norm(stream, self.norm, self.eps))
+        # What follows, into the caches too, is finite because this is.
+        fused = finite_drafts(fused, batch.tentative)
+        x, gate, b, a = fused.split(sizes.joint, dim=1)
+        q, k, v = self._convolved(x, batch, pools)
+        decay, beta = backend.delta_gates(a, b, self.a_log, self.dt_bias)
+        inputs = DeltaInputs(q, k, v, decay, beta)
+        out = batch.rows.delta_rule(inputs, self._caches(pools))
+        gate = gate.view(tokens, sizes.value_heads, sizes.value_size).float()
+        out = backend.gated_norm(out, gate, self.gated_norm, self.eps)
+        return self.output.add(out.to(stream.dtype).reshape(tokens, sizes.values), stream)
+
+    def _convolved(self, x: Tensor, batch: Batch, pools: Pools) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys of unit length, queries times key_size^-0.5, and values, float32."""
+        sizes, rows = self.sizes, batch.rows
+        ring = pools.layers(self.prefix + "conv", "x")[self.layer]
+        y = rows.causal_conv(x, ring, self.taps).float()
+        rows.ring_write(ring, x)
+        q_and_k = y[:, : 2 * sizes.keys].view(-1, 2 * sizes.key_heads, sizes.key_size)
+        v = y[:, 2 * sizes.keys :].view(-1, sizes.value_heads, sizes.value_size)
+        q, k = self._unit(q_and_k).chunk(2, dim=1)
+        return q * sizes.key_size**-0.5, k, v
+
+    def _unit(self, x: Tensor) -> Tensor:
+        """Each head divided by sqrt(sum of squares + 1e-6), in terms of a norm by the mean."""
+        return self.backend.rms_norm(x, self.unit, _UNIT_EPS / self.sizes.key_size)
+
+    def fold(self, folds: Sequence[Fold], pools: Pools) -> None:
+        """Move this layer's checkpoints on by one block each."""
+        self.backend.fold_delta(self._caches(pools), folds)
+
+    def _caches(self, pools: Pools) -> DeltaCaches:
+        name, layer = self.prefix + "delta", self.layer
+        return DeltaCaches(
+            state=pools.layers(name, "state")[layer],
+            k=pools.layers(name, "k")[layer],
+            error=pools.layers(name, "error")[layer],
+            decay=pools.layers(name, "decay")[layer],
+            beta=pools.layers(name, "beta")[layer],
+            block=BLOCK,
+        )

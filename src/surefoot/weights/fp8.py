@@ -1,0 +1,126 @@
+"""Checkpoints in 8-bit floats with a scale for each block of a weight, expanded when read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from surefoot.errors import WeightsError
+from surefoot.weights.checkpoint import Checkpoint
+
+_SCALE = "_scale_inv"
+_METHOD = "fp8"
+_ADVICE = "use an unquantised, a block-scaled fp8 or a GGUF checkpoint"
+
+
+class BlockScaledCheckpoint:
+    """A checkpoint whose scaled weights read as float32; their scales do not show.
+
+    What is scaled is seen from what is stored: `x.weight` with a `x.weight_scale_inv` beside it,
+    which holds for each block the factor that gives the weight back. Everything else is read as it
+    is, and a scale that belongs to nothing is shown, so that it is reported as unused.
+
+    Attributes:
+        config: see Checkpoint.
+        generation: see Checkpoint.
+    """
+
+    def __init__(self, stored: Checkpoint, block: tuple[int, int]) -> None:
+        """Expand the scaled weights of `stored`; a block has that many rows and columns."""
+        self.config: Mapping[str, object] = stored.config
+        self.generation: Mapping[str, object] = stored.generation
+        self._stored, self._block = stored, block
+        everything = frozenset(stored.names())
+        self._scaled = frozenset(name for name in everything if name + _SCALE in everything)
+        self._names = everything - {name + _SCALE for name in self._scaled}
+
+    def names(self) -> Collection[str]:
+        """All tensors but the scales of those that have one."""
+        return self._names
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of one tensor, without reading it."""
+        return self._stored.shape(name)
+
+    def read(self, name: str) -> Tensor:
+        """One tensor, in float32 if it is scaled.
+
+        Raises:
+            WeightsError: it cannot be read, or weight and scale do not belong together.
+        """
+        tensor = self._stored.read(name)
+        if name not in self._scaled:
+            return tensor
+        if tensor.dtype != torch.float8_e4m3fn:
+            raise WeightsError(
+                f"tensor {name!r} has scales, so it must be stored as float8_e4m3fn, and it is "
+                f"{str(tensor.dtype).removeprefix('torch.')}"
+            )
+        scale = self._stored.read(name + _SCALE)
+        wanted = _scale_shape(tuple(tensor.shape), self._block)
+        if tuple(scale.shape) != wanted:
+            raise WeightsError(
+                f"tensor {name + _SCALE!r} has shape {list(scale.shape)} where {list(wanted)} "
+                f"belongs to a weight of shape {list(tensor.shape)}"
+            )
+        return expand(tensor, scale, self._block)
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._stored.close()
+        self._names = frozenset()
+
+
+def expand(weight: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:
+    """Multiply each block by its scale; blocks at the edges may be cut off.
+
+    Args:
+        weight: [..., n, k].
+        scale: [..., ceil(n / block rows), ceil(k / block columns)].
+        block: rows and columns of a block.
+
+    Returns:
+        [..., n, k] float32.
+    """
+    rows, columns = weight.shape[-2:]
+    factors = scale.float().repeat_interleave(block[0], -2)[..., :rows, :]
+    factors = factors.repeat_interleave(block[1], -1)[..., :columns]
+    return weight.float() * factors
+
+
+def _scale_shape(weight: tuple[int, ...], block: tuple[int, int]) -> tuple[int, ...]:
+    if len(weight) < 2:
+        return ()
+    return (*weight[:-2], -(-weight[-2] // block[0]), -(-weight[-1] // block[1]))
+
+
+def scaled_block(config: Mapping[str, object], folder: Path) -> tuple[int, int] | None:
+    """The block of a block-scaled checkpoint, or None for one that is not quantised.
+
+    Raises:
+        WeightsError: it is quantised in another way; the message names it.
+    """
+    for key in ("quantization_config", "compression_config"):
+        if details := config.get(key):
+            return _block_of(details, f"{key} in config.json", folder)
+    return None
+
+
+def _block_of(details: object, where: str, folder: Path) -> tuple[int, int]:
+    entries = details if isinstance(details, Mapping) else {}
+    method, block = entries.get("quant_method"), entries.get("weight_block_size")
+    if method != _METHOD:
+        raise WeightsError(
+            f"{folder} is quantised with {method or 'an unnamed method'} ({where}), "
+            f"which is not supported; {_ADVICE}"
+        )
+    match block:
+        case [int(rows), int(columns)] if rows > 0 and columns > 0:
+            return rows, columns
+    raise WeightsError(
+        f"{folder} is quantised with {method} ({where}), of which only the block-scaled form is "
+        f"supported, and its weight_block_size is {block!r}; {_ADVICE}"
+    )
