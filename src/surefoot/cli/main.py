@@ -30,6 +30,7 @@ INTERRUPTED = 130
 _COMMANDS = {
     "generate": "Continue prompts, or answer them.",
     "chat": "Talk with a model.",
+    "serve": "Serve a model over HTTP, to OpenAI's clients and others.",
     "check": "Prove on your own weights that speculation changes nothing but speed.",
     "bench": "Measure speed by batch, drafter and depth.",
     "inspect": "Show what a model needs and keeps; reads only its config.",

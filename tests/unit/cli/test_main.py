@@ -22,12 +22,11 @@ def test_version(surefoot: Run) -> None:
 def test_help_lists_every_command(surefoot: Run) -> None:
     done = surefoot("--help")
     assert done.status == 0
-    for name in ("generate", "chat", "check", "bench", "inspect"):
+    for name in ("generate", "chat", "serve", "check", "bench", "inspect"):
         assert f" {name} " in done.out
-    assert "serve" not in done.out
 
 
-@pytest.mark.parametrize("command", ["generate", "chat", "bench", "inspect"])
+@pytest.mark.parametrize("command", ["generate", "chat", "serve", "bench", "inspect"])
 def test_help_of_a_command_shows_the_engine_flags(surefoot: Run, command: str) -> None:
     done = surefoot(command, "--help")
     assert done.status == 0
@@ -38,7 +37,8 @@ def test_help_of_a_command_shows_the_engine_flags(surefoot: Run, command: str) -
 
 
 def test_commands_import_nothing_heavy_before_they_run() -> None:
-    modules = ", ".join(f"surefoot.cli.{name}" for name in ("generate", "chat", "bench", "inspect"))
+    names = ("generate", "chat", "serve", "bench", "inspect")
+    modules = ", ".join(f"surefoot.cli.{name}" for name in names)
     code = f"import sys, {modules}; print('torch' in sys.modules)"
     environment = {"PYTHONPATH": str(SOURCE)}
     done = subprocess.run(
