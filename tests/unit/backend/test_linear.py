@@ -12,15 +12,19 @@ from torch import Tensor
 
 from surefoot.backend.cpu import CpuBackend
 from surefoot.backend.cpu.linear import (
-    DOUBLED,
-    PACKED,
-    TILED,
+    Map,
     PackedLinear,
-    Product,
     RowInvariant,
     TiledLinear,
     is_row_invariant,
     pack_fast,
+)
+from surefoot.backend.cpu.products import (
+    LIBRARIES,
+    MklProduct,
+    OneDnnProduct,
+    Product,
+    available_libraries,
 )
 from surefoot.backend.protocol import Linear
 from tests.unit.backend.cuts import assert_row_invariant
@@ -62,7 +66,7 @@ class OneRowOtherwise:
         return F.linear(F.pad(x, (0, 0, 0, -len(x) % 16)), self.weight)[: len(x)]
 
 
-def doubles(linear: Product, inputs: int) -> bool:
+def doubles(linear: Map, inputs: int) -> bool:
     """Pass the packed form that sends one row as two, untested."""
     return isinstance(linear, PackedLinear) and linear.doubles
 
@@ -79,11 +83,11 @@ def test_packed_and_tiled_have_the_same_bits_for_any_rows(
 ) -> None:
     weight, bias, x = weights(shape)
     added = bias if biased else None
-    packed = RowInvariant(doubles).pack(weight, added)
     turn = torch.zeros(shape[1], shape[0])
     turn.fill_diagonal_(1)
-    assert isinstance(packed, PackedLinear)
-    for linear in (packed, TiledLinear(weight, added)):
+    chosen = RowInvariant().pack(weight, added)
+    onednn: Linear = PackedLinear(LIBRARIES["onednn"](weight, added), shape[0], doubles=True)
+    for linear in (chosen, onednn, TiledLinear(weight, added)):
         assert_row_invariant(linear, x)
         assert_row_invariant(partial(add_to_turned, linear, turn), x)
         torch.testing.assert_close(linear(x), F.linear(x, weight, added), rtol=1e-4, atol=1e-4)
@@ -110,7 +114,7 @@ def test_the_self_test_passes_an_exact_linear() -> None:
 
 
 def test_tiles_are_chosen_where_the_packed_form_fails() -> None:
-    def passes(linear: Product, inputs: int) -> bool:
+    def passes(linear: Map, inputs: int) -> bool:
         assert isinstance(linear, PackedLinear)
         return is_row_invariant(CountsRows(torch.ones(3, inputs)), inputs)
 
@@ -118,7 +122,7 @@ def test_tiles_are_chosen_where_the_packed_form_fails() -> None:
     weight, bias, x = weights((67, 20))
     linear = invariant.pack(weight, bias)
     assert isinstance(linear, TiledLinear)
-    assert invariant.report() == {(67, 20): TILED}
+    assert invariant.report() == {(67, 20): "tiles"}
     assert_row_invariant(linear, x)
     torch.testing.assert_close(linear(x), F.linear(x, weight, bias))
 
@@ -126,15 +130,16 @@ def test_tiles_are_chosen_where_the_packed_form_fails() -> None:
 def test_each_shape_is_tested_once_and_alone() -> None:
     asked: list[int] = []
 
-    def passes(linear: Product, inputs: int) -> bool:
+    def passes(linear: Map, inputs: int) -> bool:
         asked.append(inputs)
         return inputs == 20
 
     invariant = RowInvariant(passes)
     kinds = [type(invariant.pack(torch.ones(4, inputs), None)) for inputs in (20, 30, 20, 30)]
     assert kinds == [PackedLinear, TiledLinear, PackedLinear, TiledLinear]
-    assert asked == [20, 30, 30]
-    assert invariant.report() == {(4, 20): PACKED, (4, 30): TILED}
+    first = available_libraries()[0]
+    assert asked == [20] + 2 * len(available_libraries()) * [30]
+    assert invariant.report() == {(4, 20): first, (4, 30): "tiles"}
 
 
 def test_one_row_goes_alone_only_where_it_keeps_its_bits() -> None:
@@ -144,7 +149,34 @@ def test_one_row_goes_alone_only_where_it_keeps_its_bits() -> None:
         assert_row_invariant(invariant.pack(weight, bias), x)
     only_doubled = RowInvariant(doubles)
     only_doubled.pack(*weights((67, 20))[:2])
-    assert only_doubled.report() == {(67, 20): DOUBLED}
+    first = available_libraries()[0]
+    assert only_doubled.report() == {(67, 20): f"{first}, one row as two"}
+
+
+@dataclass(frozen=True)
+class Fails:
+    """Refuse one library's product."""
+
+    refused: type[Product]
+
+    def __call__(self, linear: Map, inputs: int) -> bool:
+        assert isinstance(linear, PackedLinear)
+        return not isinstance(linear.product, self.refused)
+
+
+@pytest.mark.parametrize(
+    ("refused", "left"), [(MklProduct, "onednn"), (OneDnnProduct, "mkl")], ids=["mkl", "onednn"]
+)
+def test_another_library_takes_the_place_of_one_that_fails(
+    refused: type[Product], left: str
+) -> None:
+    if left not in available_libraries():
+        pytest.skip(f"this build of the framework has no {left}")
+    invariant = RowInvariant(Fails(refused))
+    weight, bias, x = weights((67, 20))
+    linear = invariant.pack(weight, bias)
+    assert invariant.report() == {(67, 20): left}
+    torch.testing.assert_close(linear(x), F.linear(x, weight, bias), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
