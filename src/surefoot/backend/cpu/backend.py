@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from surefoot.backend.blockwise.attention import BlockwiseRows, ProductShape, least_tile_width
-from surefoot.backend.blockwise.linear import PlainGated
-from surefoot.backend.cpu.linear import FastGated, RowInvariant, pack_fast
+from surefoot.backend.cpu.linear import FastGated, RowInvariant, pack_fast, pack_gated
 from surefoot.backend.protocol import Capabilities, Linear, RowLayout, RowOperators
 
 
@@ -41,8 +40,12 @@ class CpuBackend:
 
     def pack_gated(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
         """See Backend."""
-        both = self.pack_linear(weight, bias)
-        return PlainGated(both) if self.capabilities.bitwise else FastGated(both)
+        both, width = self.pack_linear(weight, bias), weight.shape[0] // 2
+        return (
+            pack_gated(both, width)
+            if self.capabilities.bitwise
+            else FastGated(both, width, 1 << 30)
+        )
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See Backend."""
