@@ -27,7 +27,7 @@ class Span:
         first: its first page.
         count: its pages, those of others included.
         owner: [count] the tile that reads each page; any tile for pages of others.
-        take: [tiles * blocks] place in the stretch of each block; any place for missing blocks.
+        take: [tiles * blocks] place in the stretch of each block; the tile's own first if missing.
         give: [count] the block, counted over all tiles, that each page is.
         kept: [tiles * blocks, 1, 1, 1] float32, 0 for missing blocks and 1 for others.
         absent: the same shape, -inf for missing blocks and 0 for others.
@@ -57,6 +57,8 @@ def find_span(tables: Sequence[Sequence[int]], blocks: int, device: torch.device
     owner, give = [0] * count, [0] * count
     take, kept = [0] * (len(tables) * blocks), [0.0] * (len(tables) * blocks)
     for tile, table in enumerate(tables):
+        # A missing block is masked, so it has to be finite: the sink, for one, may not be.
+        take[tile * blocks : (tile + 1) * blocks] = [table[0] - first] * blocks
         for block, page in enumerate(table):
             flat = tile * blocks + block
             owner[page - first], give[page - first] = tile, flat
