@@ -299,7 +299,12 @@ class Backend(Protocol):
         ...
 
     def pack_experts(self, gate_up: Tensor, down: Tensor) -> Experts:
-        """Prepare experts: gate_up [E, 2 * inner, hidden], gate rows first; down [E, hidden, inner]."""
+        """Prepare experts.
+
+        Args:
+            gate_up: [E, 2 * inner, hidden], the gate's rows first.
+            down: [E, hidden, inner].
+        """
         ...
 
     def top_k(self, scores: Tensor, n: int) -> tuple[Tensor, Tensor]:
@@ -315,7 +320,17 @@ class Backend(Protocol):
         ...
 
     def gated_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Norm first, then the gate: rms_norm(x, weight) * silu(gate) over the last axis, float32."""
+        """Norm first, then the gate: rms_norm(x, weight) * silu(gate), computed in float32.
+
+        Args:
+            x: [..., size]; the norm is over the last axis.
+            gate: the same shape.
+            weight: [size].
+            eps: added to the mean square.
+
+        Returns:
+            x's shape and dtype.
+        """
         ...
 
     def delta_gates(

@@ -10,17 +10,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from surefoot.backend.blockwise.linear import PlainGated, PlainLinear
 from surefoot.backend.cpu import CpuBackend
 from surefoot.backend.cpu.linear import (
-    DOUBLED,
-    PACKED,
-    TILED,
+    Map,
     PackedLinear,
-    Product,
     RowInvariant,
     TiledLinear,
     is_row_invariant,
     pack_fast,
+    pack_gated,
+)
+from surefoot.backend.cpu.products import (
+    LIBRARIES,
+    MklProduct,
+    OneDnnProduct,
+    Product,
+    available_libraries,
 )
 from surefoot.backend.protocol import Linear
 from tests.unit.backend.cuts import assert_row_invariant
@@ -62,7 +68,7 @@ class OneRowOtherwise:
         return F.linear(F.pad(x, (0, 0, 0, -len(x) % 16)), self.weight)[: len(x)]
 
 
-def doubles(linear: Product, inputs: int) -> bool:
+def doubles(linear: Map, inputs: int) -> bool:
     """Pass the packed form that sends one row as two, untested."""
     return isinstance(linear, PackedLinear) and linear.doubles
 
@@ -79,11 +85,11 @@ def test_packed_and_tiled_have_the_same_bits_for_any_rows(
 ) -> None:
     weight, bias, x = weights(shape)
     added = bias if biased else None
-    packed = RowInvariant(doubles).pack(weight, added)
     turn = torch.zeros(shape[1], shape[0])
     turn.fill_diagonal_(1)
-    assert isinstance(packed, PackedLinear)
-    for linear in (packed, TiledLinear(weight, added)):
+    chosen = RowInvariant().pack(weight, added)
+    onednn: Linear = PackedLinear(LIBRARIES["onednn"](weight, added), shape[0], doubles=True)
+    for linear in (chosen, onednn, TiledLinear(weight, added)):
         assert_row_invariant(linear, x)
         assert_row_invariant(partial(add_to_turned, linear, turn), x)
         torch.testing.assert_close(linear(x), F.linear(x, weight, added), rtol=1e-4, atol=1e-4)
@@ -110,7 +116,7 @@ def test_the_self_test_passes_an_exact_linear() -> None:
 
 
 def test_tiles_are_chosen_where_the_packed_form_fails() -> None:
-    def passes(linear: Product, inputs: int) -> bool:
+    def passes(linear: Map, inputs: int) -> bool:
         assert isinstance(linear, PackedLinear)
         return is_row_invariant(CountsRows(torch.ones(3, inputs)), inputs)
 
@@ -118,7 +124,7 @@ def test_tiles_are_chosen_where_the_packed_form_fails() -> None:
     weight, bias, x = weights((67, 20))
     linear = invariant.pack(weight, bias)
     assert isinstance(linear, TiledLinear)
-    assert invariant.report() == {(67, 20): TILED}
+    assert invariant.report() == {(67, 20): "tiles"}
     assert_row_invariant(linear, x)
     torch.testing.assert_close(linear(x), F.linear(x, weight, bias))
 
@@ -126,15 +132,16 @@ def test_tiles_are_chosen_where_the_packed_form_fails() -> None:
 def test_each_shape_is_tested_once_and_alone() -> None:
     asked: list[int] = []
 
-    def passes(linear: Product, inputs: int) -> bool:
+    def passes(linear: Map, inputs: int) -> bool:
         asked.append(inputs)
         return inputs == 20
 
     invariant = RowInvariant(passes)
     kinds = [type(invariant.pack(torch.ones(4, inputs), None)) for inputs in (20, 30, 20, 30)]
     assert kinds == [PackedLinear, TiledLinear, PackedLinear, TiledLinear]
-    assert asked == [20, 30, 30]
-    assert invariant.report() == {(4, 20): PACKED, (4, 30): TILED}
+    first = available_libraries()[0]
+    assert asked == [20] + 2 * len(available_libraries()) * [30]
+    assert invariant.report() == {(4, 20): first, (4, 30): "tiles"}
 
 
 def test_one_row_goes_alone_only_where_it_keeps_its_bits() -> None:
@@ -144,7 +151,34 @@ def test_one_row_goes_alone_only_where_it_keeps_its_bits() -> None:
         assert_row_invariant(invariant.pack(weight, bias), x)
     only_doubled = RowInvariant(doubles)
     only_doubled.pack(*weights((67, 20))[:2])
-    assert only_doubled.report() == {(67, 20): DOUBLED}
+    first = available_libraries()[0]
+    assert only_doubled.report() == {(67, 20): f"{first}, one row as two"}
+
+
+@dataclass(frozen=True)
+class Fails:
+    """Refuse one library's product."""
+
+    refused: type[Product]
+
+    def __call__(self, linear: Map, inputs: int) -> bool:
+        assert isinstance(linear, PackedLinear)
+        return not isinstance(linear.product, self.refused)
+
+
+@pytest.mark.parametrize(
+    ("refused", "left"), [(MklProduct, "onednn"), (OneDnnProduct, "mkl")], ids=["mkl", "onednn"]
+)
+def test_another_library_takes_the_place_of_one_that_fails(
+    refused: type[Product], left: str
+) -> None:
+    if left not in available_libraries():
+        pytest.skip(f"this build of the framework has no {left}")
+    invariant = RowInvariant(Fails(refused))
+    weight, bias, x = weights((67, 20))
+    linear = invariant.pack(weight, bias)
+    assert invariant.report() == {(67, 20): left}
+    torch.testing.assert_close(linear(x), F.linear(x, weight, bias), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -165,3 +199,40 @@ def test_only_the_bitwise_backend_tests_shapes() -> None:
         backend.pack_linear(weight, bias)
     assert exact.invariant.report().keys() == {(67, 20)}
     assert fast.invariant.report() == {}
+
+
+def rows_apart(width: int) -> float:
+    """How far a gated pair's rows differ when computed alone and together, over many shapes."""
+    weight = torch.randn(2 * width, 8, generator=torch.Generator().manual_seed(width))
+    gated = pack_gated(RowInvariant().pack(weight, None), width)
+    x = torch.randn(90, 8, generator=torch.Generator().manual_seed(1))
+    whole = gated(x)
+    parts = [gated(x[a:b]) for a, b in ((0, 1), (1, 3), (3, 20), (20, 90))]
+    reference = PlainGated(PlainLinear(weight, None))(x)
+    torch.testing.assert_close(whole, reference, rtol=1e-4, atol=1e-5)
+    return (torch.cat(parts) - whole).abs().max().item()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("width", [1, 20, 32, 96, 100, 704, 1536])
+def test_a_gated_pair_keeps_its_bits_with_any_number_of_threads(width: int, threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert rows_apart(width) == 0
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_an_elementwise_function_over_many_threads_would_not_keep_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Plant the fault that the limit on rows is there for: stretches that fill no whole vectors."""
+    monkeypatch.setattr("surefoot.backend.cpu.linear._VECTOR", 1)
+    monkeypatch.setattr("surefoot.backend.cpu.linear._ONE_THREAD", 1 << 40)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert rows_apart(1001) > 0
+    finally:
+        torch.set_num_threads(before)

@@ -63,7 +63,7 @@ class SettlingMachine:
         self.pools.poison(
             [PageId(i + 1) for i in range(pages)], [SlotId(i + 1) for i in range(count + 1)], NAN
         )
-        self.pools.poison([SINK_PAGE], [SINK_SLOT], GARBAGE)
+        self.pools.poison([SINK_PAGE], [SINK_SLOT], float("nan"))
         ids = list(range(1, pages + 1))
         random.Random(count).shuffle(ids)
         self.tables = [[PageId(ids.pop()) for _ in range(need)] for need in needs]

@@ -83,11 +83,21 @@ def gather_outputs(parts: list[tuple[TileGroup, Tensor]], like: Tensor) -> Tenso
     return out
 
 
-def spread_bias(bias: Tensor, shape: ProductShape) -> Tensor:
-    """[tiles, blocks, 1, 1, width, P] as it is added to the scores: [tiles * blocks, K, R, P]."""
+def spread_bias(bias: Tensor, shape: ProductShape, give: Tensor | None) -> Tensor:
+    """A bias as it is added to the scores.
+
+    Args:
+        bias: [tiles, blocks, 1, 1, width, P].
+        shape: of the products.
+        give: the block that each page is, or None where pages come tile by tile.
+
+    Returns:
+        [pages * K, R, P].
+    """
     tiles, blocks, _, _, width, columns = bias.shape
-    wide = bias.expand(tiles, blocks, shape.key_heads, shape.group, width, columns)
-    return wide.reshape(tiles * blocks, shape.key_heads, shape.group * width, columns)
+    wide = bias.expand(tiles, blocks, shape.key_heads, shape.group, width, columns).flatten(0, 1)
+    by_page = wide if give is None else wide.index_select(0, give)
+    return by_page.reshape(-1, shape.group * width, columns)
 
 
 def attend(q: Tensor, keys: Blocks, bias: Tensor, scale: float) -> Tensor:
@@ -96,7 +106,7 @@ def attend(q: Tensor, keys: Blocks, bias: Tensor, scale: float) -> Tensor:
     Args:
         q: [tiles, K, R, D]; R = G * width.
         keys: the keys and values that the tiles read.
-        bias: [tiles * blocks, K, R, P].
+        bias: [pages * K, R, P], added to the scores of the pages as `keys` has them.
         scale: factor on the scores.
 
     Returns:
@@ -104,8 +114,8 @@ def attend(q: Tensor, keys: Blocks, bias: Tensor, scale: float) -> Tensor:
     """
     tiles, heads, rows, size = q.shape
     blocks = keys.blocks
-    scores = keys.to_tiles(scaled_product(keys.spread(q), keys.k.transpose(1, 2), scale), heads)
-    scores = scores.add_(bias)
+    by_page = torch.baddbmm(bias, keys.spread(q), keys.k.transpose(1, 2), alpha=scale)
+    scores = keys.scores(by_page, heads)
     if blocks == 1:
         weights = torch.softmax(scores, -1)
     else:
@@ -115,11 +125,6 @@ def attend(q: Tensor, keys: Blocks, bias: Tensor, scale: float) -> Tensor:
         weights = by_block.reshape(tiles * blocks, heads, rows, -1)
     values = keys.sums(torch.bmm(keys.to_pages(weights), keys.v), heads)
     return tree_sum(values.view(tiles, blocks, heads, rows, size))
-
-
-def scaled_product(left: Tensor, right: Tensor, scale: float) -> Tensor:
-    """Scale * left right, batch by batch."""
-    return torch.baddbmm(left.new_zeros(()), left, right, beta=0, alpha=scale)
 
 
 @dataclass(frozen=True)
@@ -205,7 +210,7 @@ class BlockwiseRows:
         for group, bias in self._window_groups(shape, RingShape(window, capacity)):
             k, v = (group.gather(ring, own) for ring, own in zip(rings, kv, strict=True))
             tiles = take_queries(wide, group.queries, heads)
-            keys = InOrder(k, v, len(bias) // group.queries.tiles)
+            keys = InOrder(k, v, group.bias.shape[1])
             parts.append((group.queries, attend(tiles, keys, bias, scale)))
         return gather_outputs(parts, q)
 
@@ -236,7 +241,10 @@ class BlockwiseRows:
     def _page_groups(self, shape: ProductShape) -> list[tuple[PageGroup, Tensor]]:
         if shape not in self._groups:
             groups = group_pages(self._layout, self._widths.attention(shape), self._device)
-            self._groups[shape] = [(group, spread_bias(group.bias, shape)) for group in groups]
+            self._groups[shape] = [
+                (group, spread_bias(group.bias, shape, group.span.give if group.span else None))
+                for group in groups
+            ]
         return self._groups[shape]
 
     def _window_groups(
@@ -245,7 +253,7 @@ class BlockwiseRows:
         key = (shape, ring)
         if key not in self._windows:
             groups = group_windows(self._layout, self._widths.attention(shape), ring, self._device)
-            self._windows[key] = [(group, spread_bias(group.bias, shape)) for group in groups]
+            self._windows[key] = [(group, spread_bias(group.bias, shape, None)) for group in groups]
         return self._windows[key]
 
 
@@ -306,7 +314,8 @@ def least_tile_width(shape: ProductShape) -> int:
     keys = pages.transpose(1, 2)
 
     def scores(left: Tensor, right: Tensor) -> Tensor:
-        return scaled_product(left, right, shape.scale)
+        bias = left.new_zeros(left.shape[0], left.shape[1], right.shape[2])
+        return torch.baddbmm(bias, left, right, alpha=shape.scale)
 
     least = 1
     for width in range(1, TILE_TOKENS):

@@ -27,9 +27,10 @@ class Span:
         first: its first page.
         count: its pages, those of others included.
         owner: [count] the tile that reads each page; any tile for pages of others.
-        take: [tiles * blocks] place in the stretch of each block; any place for missing blocks.
+        take: [tiles * blocks] place in the stretch of each block; the tile's own first if missing.
         give: [count] the block, counted over all tiles, that each page is.
         kept: [tiles * blocks, 1, 1, 1] float32, 0 for missing blocks and 1 for others.
+        absent: the same shape, -inf for missing blocks and 0 for others.
         missing: whether there are missing blocks.
     """
 
@@ -39,6 +40,7 @@ class Span:
     take: Tensor
     give: Tensor
     kept: Tensor
+    absent: Tensor
     missing: bool
 
 
@@ -55,17 +57,21 @@ def find_span(tables: Sequence[Sequence[int]], blocks: int, device: torch.device
     owner, give = [0] * count, [0] * count
     take, kept = [0] * (len(tables) * blocks), [0.0] * (len(tables) * blocks)
     for tile, table in enumerate(tables):
+        # A missing block is masked, so it has to be finite: the sink, for one, may not be.
+        take[tile * blocks : (tile + 1) * blocks] = [table[0] - first] * blocks
         for block, page in enumerate(table):
             flat = tile * blocks + block
             owner[page - first], give[page - first] = tile, flat
             take[flat], kept[flat] = page - first, 1.0
+    there = torch.tensor(kept, device=device).view(-1, 1, 1, 1)
     return Span(
         first=first,
         count=count,
         owner=torch.tensor(owner, device=device),
         take=torch.tensor(take, device=device),
         give=torch.tensor(give, device=device),
-        kept=torch.tensor(kept, device=device).view(-1, 1, 1, 1),
+        kept=there,
+        absent=there.log(),
         missing=len(pages) < len(take),
     )
 
@@ -88,8 +94,8 @@ class InOrder:
         """Queries [tiles, K, R, D] for every page and head: [pages * K, R, D]."""
         return q.unsqueeze(1).expand(-1, self.blocks, -1, -1, -1).reshape(-1, *q.shape[2:])
 
-    def to_tiles(self, by_page: Tensor, heads: int) -> Tensor:
-        """[pages * K, R, n] in the order of tiles and blocks: [tiles * blocks, K, R, n]."""
+    def scores(self, by_page: Tensor, heads: int) -> Tensor:
+        """[pages * K, R, P] in the order of tiles and blocks: [tiles * blocks, K, R, P]."""
         return by_page.view(-1, heads, *by_page.shape[1:])
 
     def to_pages(self, by_block: Tensor) -> Tensor:
@@ -97,8 +103,8 @@ class InOrder:
         return by_block.reshape(-1, *by_block.shape[2:])
 
     def sums(self, by_page: Tensor, heads: int) -> Tensor:
-        """Like `to_tiles`, with zeros for missing blocks."""
-        return self.to_tiles(by_page, heads)
+        """[pages * K, R, D] likewise, with zeros for missing blocks."""
+        return by_page.view(-1, heads, *by_page.shape[1:])
 
 
 @dataclass(frozen=True)
@@ -121,9 +127,10 @@ class Spanned:
         """See InOrder."""
         return q.index_select(0, self.span.owner).view(-1, *q.shape[2:])
 
-    def to_tiles(self, by_page: Tensor, heads: int) -> Tensor:
-        """See InOrder; missing blocks hold anything."""
-        return by_page.view(-1, heads, *by_page.shape[1:]).index_select(0, self.span.take)
+    def scores(self, by_page: Tensor, heads: int) -> Tensor:
+        """See InOrder; those of missing blocks are -inf."""
+        scores = self._taken(by_page, heads)
+        return scores.add_(self.span.absent) if self.span.missing else scores
 
     def to_pages(self, by_block: Tensor) -> Tensor:
         """See InOrder; pages of others get the weights of any block."""
@@ -131,8 +138,11 @@ class Spanned:
 
     def sums(self, by_page: Tensor, heads: int) -> Tensor:
         """See InOrder."""
-        values = self.to_tiles(by_page, heads)
+        values = self._taken(by_page, heads)
         return values.mul_(self.span.kept) if self.span.missing else values
+
+    def _taken(self, by_page: Tensor, heads: int) -> Tensor:
+        return by_page.view(-1, heads, *by_page.shape[1:]).index_select(0, self.span.take)
 
 
 Blocks = InOrder | Spanned

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 
 import psutil
@@ -19,9 +20,8 @@ from surefoot.backend.blockwise.blocks import DeltaShape
 from surefoot.backend.blockwise.experts import pack_experts, top_k
 from surefoot.backend.blockwise.folding import Folder
 from surefoot.backend.blockwise.gates import delta_gates, sigmoid_gate, swish
-from surefoot.backend.blockwise.linear import PlainGated
 from surefoot.backend.blockwise.recurrent import least_new_width
-from surefoot.backend.cpu.linear import FastGated, RowInvariant, pack_fast
+from surefoot.backend.cpu.linear import FastGated, RowInvariant, pack_fast, pack_gated
 from surefoot.backend.protocol import (
     Capabilities,
     DeltaCaches,
@@ -62,8 +62,10 @@ class CpuBackend:
 
     def pack_gated(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
         """See Backend."""
-        both = self.pack_linear(weight, bias)
-        return PlainGated(both) if self.capabilities.bitwise else FastGated(both)
+        both, width = self.pack_linear(weight, bias), weight.shape[0] // 2
+        if self.capabilities.bitwise:
+            return pack_gated(both, width)
+        return FastGated(both, width, rows=sys.maxsize)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See Backend."""

@@ -1,43 +1,42 @@
 """Linear layers on a CPU: prepacked, and the same bits for a token whatever stands beside it.
 
-oneDNN's packed product gives each row of the input a result that does not depend on how many rows
-there are, except that a single row may take another kernel; then one row is sent twice. Nothing
-promises this for every shape and library build: `RowInvariant` tests the shape at hand, and where
-both forms fail the rows go through fixed tiles of 16 instead.
+Packed products give each row of the input a result that does not depend on how many rows there
+are, except that a single row may take another kernel; then one row is sent twice. Nothing promises
+this for every shape and library build: `RowInvariant` tests the shape at hand, and where all forms
+fail the rows go through fixed tiles of 16 instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from surefoot.backend.blockwise.linear import PlainLinear
+from surefoot.backend.blockwise.linear import PlainGated, PlainLinear
+from surefoot.backend.cpu.products import LIBRARIES, Product, available_libraries
 from surefoot.backend.protocol import Linear
 
 TILE = 16
-PACKED, DOUBLED, TILED = "packed", "packed, one row as two", "tiles"
-Product = Callable[[Tensor], Tensor]
-_EXPECTED_ROWS = 32  # decides the blocks of the packed layout; the results are the same for any
+Map = Callable[[Tensor], Tensor]
+_ONE_THREAD = 32768  # elements up to which the library computes elementwise in one thread
+_VECTOR = 64  # a multiple of what it computes at once, whatever the element type
 _TESTED_ROWS = (1, 2, 3, 5, 9, 15, 16, 17, 33)
 
 
 @dataclass(frozen=True)
 class PackedLinear:
-    """oneDNN's packed weight.
+    """A packed product for any number of rows.
 
     Attributes:
-        packed: the weight in the library's own layout.
-        bias: [outputs] or None.
+        product: computes at least one row.
         outputs: rows of the weight.
         doubles: a single row is computed as two.
     """
 
-    packed: Tensor
-    bias: Tensor | None
+    product: Product
     outputs: int
     doubles: bool
 
@@ -46,26 +45,16 @@ class PackedLinear:
         if x.shape[0] == 0:
             return x.new_empty(0, self.outputs)
         if x.shape[0] == 1 and self.doubles:
-            return self._product(torch.cat((x, x)))[:1]
-        return self._product(x.contiguous())
-
-    def _product(self, x: Tensor) -> Tensor:
-        product = torch.ops.mkldnn._linear_pointwise.default
-        y: Tensor = product(x, self.packed, self.bias, "none", [], "")
-        return y
+            return self.product(torch.cat((x, x)))[:1]
+        return self.product(x.contiguous())
 
     def add(self, x: Tensor, stream: Tensor) -> Tensor:
-        """See Linear; the sum is made inside the product."""
+        """See Linear."""
         if x.shape[0] == 0:
             return stream
         if x.shape[0] == 1 and self.doubles:
-            return self._sum(torch.cat((x, x)), torch.cat((stream, stream)))[:1]
-        return self._sum(x.contiguous(), stream)
-
-    def _sum(self, x: Tensor, stream: Tensor) -> Tensor:
-        product = torch.ops.mkldnn._linear_pointwise.binary
-        y: Tensor = product(x, stream, self.packed, self.bias, "add")
-        return y
+            return self.product.add(torch.cat((x, x)), torch.cat((stream, stream)))[:1]
+        return self.product.add(x.contiguous(), stream)
 
 
 @dataclass(frozen=True)
@@ -94,53 +83,104 @@ class FastLinear:
 
     Attributes:
         columns: [inputs, outputs], the weight turned so that one row reads it in order.
+        bias: [outputs] or None.
         packed: for more rows.
     """
 
     columns: Tensor
+    bias: Tensor | None
     packed: PackedLinear
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map [T, inputs] to [T, outputs]."""
         if x.shape[0] != 1:
             return self.packed(x)
-        if self.packed.bias is None:
+        if self.bias is None:
             return torch.mm(x, self.columns)
-        return torch.addmm(self.packed.bias, x, self.columns)
+        return torch.addmm(self.bias, x, self.columns)
 
     def add(self, x: Tensor, stream: Tensor) -> Tensor:
         """See Linear."""
         if x.shape[0] != 1:
             return self.packed.add(x, stream)
         y = torch.addmm(stream, x, self.columns)
-        return y if self.packed.bias is None else y.add_(self.packed.bias)
+        return y if self.bias is None else y.add_(self.bias)
 
 
 @dataclass(frozen=True)
 class FastGated:
-    """silu(gate) * up with the library's own silu."""
+    """silu(gate) * up with the library's own silu.
+
+    Attributes:
+        both: maps [T, inputs] to [T, 2 * width], the gate first.
+        width: outputs.
+        rows: most rows of one silu. The library gives each thread a stretch of the elements and
+            treats the end of a stretch differently if it fills no whole vectors; below a certain
+            size it takes one thread.
+    """
 
     both: Linear
+    width: int
+    rows: int
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Map [T, inputs] to [T, outputs]."""
-        gate, up = self.both(x).chunk(2, dim=-1)
-        return F.silu(gate).mul_(up)
+        """Map [T, inputs] to [T, width]."""
+        both = self.both(x)
+        gate, up = both[:, : self.width], both[:, self.width :]
+        if x.shape[0] <= self.rows:
+            return F.silu(gate).mul_(up)
+        parts = zip(gate.split(self.rows), up.split(self.rows), strict=True)
+        return torch.cat([F.silu(gate).mul_(up) for gate, up in parts])
 
 
-def _pack(weight: Tensor, bias: Tensor | None) -> PackedLinear:
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, _EXPECTED_ROWS)
-    return PackedLinear(packed, bias, weight.shape[0], doubles=False)
+def pack_gated(both: Linear, width: int) -> Map:
+    """silu(gate) * up whose bits do not depend on the cut, if those of `both` do not."""
+    if width % _VECTOR == 0 and width <= _ONE_THREAD:
+        return FastGated(both, width, _ONE_THREAD // width)
+    return PlainGated(both)
 
 
 def pack_fast(weight: Tensor, bias: Tensor | None) -> Linear:
     """The quickest linear for this weight [outputs, inputs], without the bitwise promise."""
-    if weight.dtype != torch.float32:
+    libraries = available_libraries()
+    if weight.dtype != torch.float32 or not libraries:
         return PlainLinear(weight, bias)
-    return FastLinear(weight.t().contiguous(), _pack(weight, bias))
+    packed = PackedLinear(LIBRARIES[libraries[0]](weight, bias), weight.shape[0], doubles=False)
+    return FastLinear(weight.t().contiguous(), bias, packed)
 
 
-def is_row_invariant(product: Product, inputs: int) -> bool:
+@dataclass(frozen=True)
+class Form:
+    """A way to compute a linear.
+
+    Attributes:
+        library: key of LIBRARIES, or "" for tiles.
+        doubles: a single row is computed as two.
+    """
+
+    library: str
+    doubles: bool
+
+    def __str__(self) -> str:
+        return (self.library or "tiles") + (", one row as two" if self.doubles else "")
+
+
+TILED = Form("", doubles=False)
+
+
+def _forms() -> list[Form]:
+    """All forms, the fastest first; the last keeps bits by construction."""
+    packed = [Form(name, twice) for name in available_libraries() for twice in (False, True)]
+    return [*packed, TILED]
+
+
+def _make(form: Form, weight: Tensor, bias: Tensor | None) -> Linear:
+    if form == TILED:
+        return TiledLinear(weight, bias)
+    return PackedLinear(LIBRARIES[form.library](weight, bias), weight.shape[0], form.doubles)
+
+
+def is_row_invariant(product: Map, inputs: int) -> bool:
     """Whether slices of a fixed random input give the bits that the whole gives."""
     generator = torch.Generator().manual_seed(inputs)
     x = torch.randn(2 * max(_TESTED_ROWS), inputs, generator=generator)
@@ -158,23 +198,25 @@ class RowInvariant:
     The verdict is kept by shape, as the layers of a model share a few.
     """
 
-    def __init__(self, passes: Callable[[Product, int], bool] = is_row_invariant) -> None:
+    def __init__(self, passes: Callable[[Map, int], bool] = is_row_invariant) -> None:
         """Start with no shape tested; `passes` tests a product with that many inputs."""
         self._passes = passes
-        self._forms: dict[tuple[int, int], str] = {}
+        self._forms: dict[tuple[int, int], Form] = {}
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """A linear for weight [outputs, inputs] whose rows do not depend on one another."""
         if weight.dtype != torch.float32:
             return TiledLinear(weight, bias)
-        packed = _pack(weight, bias)
-        forms = {PACKED: packed, DOUBLED: replace(packed, doubles=True)}
         shape = (weight.shape[0], weight.shape[1])
-        if shape not in self._forms:
-            passing = (name for name, form in forms.items() if self._passes(form, shape[1]))
-            self._forms[shape] = next(passing, TILED)
-        return forms.get(self._forms[shape]) or TiledLinear(weight, bias)
+        if shape in self._forms:
+            return _make(self._forms[shape], weight, bias)
+        for form in _forms():
+            linear = _make(form, weight, bias)
+            if form == TILED or self._passes(linear, shape[1]):
+                break
+        self._forms[shape] = form
+        return linear
 
     def report(self) -> dict[tuple[int, int], str]:
         """The form that each tested shape (outputs, inputs) takes."""
-        return dict(self._forms)
+        return {shape: str(form) for shape, form in self._forms.items()}

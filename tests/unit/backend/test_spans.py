@@ -1,0 +1,39 @@
+"""Attention that leaves pages where they lie: what it must not read as truth."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from surefoot.backend.cpu import CpuBackend
+from surefoot.step import Row, Step
+
+PAGE, HEADS, SIZE = 8, 2, 8
+
+
+def attended(tables: list[list[int]], padded: bool, sink: float) -> torch.Tensor:
+    """One decode row for each table, in its last page."""
+    draws = torch.Generator().manual_seed(1)
+    backend = CpuBackend(bitwise=True)
+    pools = [torch.randn(12, HEADS, PAGE, SIZE, generator=draws) for _ in range(2)]
+    q = torch.randn(len(tables), 2 * HEADS, SIZE, generator=draws)
+    for pool in pools:
+        pool[0] = sink
+    rows = [_decoding(table, slot) for slot, table in enumerate(tables, 1)]
+    step = Step.of(rows, PAGE)
+    if padded:
+        step = step.pad(len(rows) + 1, step.token_count + 1)
+        q = torch.cat((q, q[:1]))
+    operators = step.build(backend).rows
+    return operators.paged_attention(q, pools[0], pools[1], 0.3)[: len(tables)]
+
+
+def _decoding(table: list[int], slot: int) -> Row:
+    first = (len(table) - 1) * PAGE + 3
+    return Row([1], first, 1, table, slot, 0, 0, first)
+
+
+@pytest.mark.parametrize("tables", [[[3, 1], [2, 4, 5]], [[1], [2]], [[2], [1]]], ids=str)
+def test_a_damaged_sink_beside_short_rows_is_never_read(tables: list[list[int]]) -> None:
+    want = attended(tables, padded=False, sink=0.0)
+    assert torch.equal(attended(tables, padded=True, sink=float("nan")), want)
