@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from surefoot.backend.protocol import Backend, RowLayout, RowOperators
+from surefoot.backend.protocol import Backend, Fold, RowLayout, RowOperators
 from surefoot.ids import SINK_PAGE, SINK_SLOT
 
 
@@ -137,6 +137,20 @@ class Step:
             tentative=torch.tensor(tentative, dtype=torch.long, device=backend.device),
             rows=backend.rows(layout),
         )
+
+
+def fold_due(slot: int, settled: int, final: int, block: int) -> Fold | None:
+    """The fold that a slot's checkpoint needs once accepted drafts are final.
+
+    Args:
+        slot: row in the bounded pools.
+        settled: positions below were final after the forward pass, which brought the checkpoint
+            to the last block boundary up to there.
+        final: positions below are final now; at most one block more.
+        block: tokens of a block.
+    """
+    base = settled // block * block
+    return Fold(slot, base) if final >= base + block else None
 
 
 def _padding_row(length: int, page_tokens: int) -> Row:

@@ -10,7 +10,11 @@ from pathlib import Path
 import torch
 
 from surefoot.config import EngineConfig, make_config
+from surefoot.draft.draft_model import ModelDrafter
 from surefoot.draft.drafter import Drafter
+from surefoot.draft.guard import GuardedDrafter
+from surefoot.draft.mtp import MtpDrafter
+from surefoot.engine.assemble import drafter_caches
 from surefoot.engine.engine import Engine
 from surefoot.engine.models import LoadedModel, load, load_draft
 from surefoot.ids import SINK_PAGE, SINK_SLOT, RequestId
@@ -19,19 +23,27 @@ from surefoot.request import FinishReason, Request
 from surefoot.state.pool import Pools
 from surefoot.state.spec import Paged, Ring
 from surefoot.testing.drafters import make_test_drafter
+from surefoot.testing.tiny_hybrids import write_tiny_hybrid
 from surefoot.testing.tiny_models import write_tiny
 
 VOCAB = 64
 CONTEXT = 96
 NEW = 24
 PREEMPTED_STEPS = (2, 7, 8, 20, 31, 50)
-OWN_DRAFTERS = ("none", "ngram", "draft-model")
+OWN_DRAFTERS = ("none", "ngram", "draft-model", "mtp")
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "sliding": "MistralForCausalLM",
 }
+HYBRIDS = {
+    "hybrid": "Qwen3_5ForCausalLM",
+    "hybrid experts": "Qwen3_5MoeForCausalLM",
+    "hybrid next": "Qwen3NextForCausalLM",
+}
+DIAL = 0.5
+"""How much the layers of a hybrid say beside a table that its draft head knows."""
 _GENERATOR = torch.Generator().manual_seed(7)
 _STEM = torch.randint(1, VOCAB, (44,), generator=_GENERATOR).tolist()
 # Several share 40 tokens, some repeat themselves, one is a single token.
@@ -143,9 +155,17 @@ class Bench:
     def target(self, name: str) -> LoadedModel:
         """The model called `name`; the sliding one sees a window of 8 in every second layer."""
         if name not in self._models:
-            path = write_tiny(self.folder / name, ARCHITECTURES[name], mixed=True)
+            path = self._write(name, self.folder / name, drift=0.0, mixed=True)
             self._models[name] = load(str(path), make_config(device="cpu"))
         return self._models[name]
+
+    @staticmethod
+    def _write(name: str, folder: Path, drift: float, mixed: bool) -> Path:
+        if name in HYBRIDS:
+            return write_tiny_hybrid(
+                folder, HYBRIDS[name], dial=DIAL, layers=2, interval=2, drift=drift
+            )
+        return write_tiny(folder, ARCHITECTURES[name], mixed=mixed, drift=drift)
 
     def draft(self, name: str) -> LoadedModel:
         """Its draft model: the same weights with some drift, a window in every layer."""
@@ -158,8 +178,7 @@ class Bench:
     def _draft(self, name: str, drift: float, mixed: bool) -> LoadedModel:
         title = f"{name}-draft-{drift}"
         if title not in self._drafts:
-            folder = self.folder / title
-            path = write_tiny(folder, ARCHITECTURES[name], mixed=mixed, drift=drift)
+            path = self._write(name, self.folder / title, drift, mixed)
             config = make_config(device="cpu", drafter="draft-model", draft_model=str(path))
             self._drafts[title] = load_draft(self.target(name), config)
         return self._drafts[title]
@@ -218,14 +237,19 @@ class Run:
             max_step_tokens=64,
             max_model_len=CONTEXT,
             memory=self._memory(),
+            points=4 * case.batch,
         )
 
     def _memory(self) -> int:
         """Enough for all requests at once, or hardly more than one needs."""
         case, bench = self.case, self.bench
-        specs = list(bench.target(case.model).model.description.caches)
-        if case.drafter == "draft-model":
-            specs += bench.draft(case.model).model.description.caches
+        target = bench.target(case.model)
+        draft = bench.draft(case.model) if case.drafter == "draft-model" else None
+        config = make_config(device="cpu", page_tokens=case.page)
+        specs = [
+            *target.model.description.caches,
+            *drafter_caches(case.drafter, config, target, draft),
+        ]
         longest = -(-CONTEXT // case.page)
         pages = longest + 3 if case.preempt == "scarce" else longest * 2 * case.batch
         memory = 0
@@ -233,7 +257,7 @@ class Run:
             if isinstance(spec, Paged):
                 memory += (1 + pages) * spec.page_bytes(case.page)
             else:
-                memory += (5 * case.batch + 2) * spec.slot_bytes(case.depth)
+                memory += (5 * case.batch + 1) * spec.slot_bytes(case.depth)
         return memory
 
     def _drafter(self) -> Drafter | None:
@@ -264,6 +288,9 @@ class Run:
             self._step(number)
         self.engine.parts.ledger.audit()
         assert self.engine.usage.held_pages == 0, "pages are held after the last request"
+        guard = self.engine.parts.drafter
+        if isinstance(guard, GuardedDrafter) and case.drafter != "raising":
+            assert guard.failures == 0, f"{case}: the drafter failed"
         return [
             self._difference(request, prompt)
             for prompt, request in zip(prompts, self.requests, strict=True)
@@ -362,22 +389,37 @@ def poison(engine: Engine, kind: str) -> None:
         # A row that was given back is still read by a copy that the ledger has recorded before.
         awaited = {source for source, _ in ledger._work.copies}
         rows = [row for row in (*ledger._free_slots, *ledger._free_points) if row not in awaited]
-        pools.poison([SINK_PAGE, *ledger._free_pages], [SINK_SLOT, *rows], torch.nan)
+        for each in (pools, *drafter_pools(engine)):
+            each.poison([SINK_PAGE, *ledger._free_pages], [SINK_SLOT, *rows], torch.nan)
         return
+    size = ledger.limits.page_tokens
     for lease in ledger._leases:
-        for position in range(lease.computed, lease.capacity):
-            page, offset = divmod(position, ledger.limits.page_tokens)
-            for pool in pools._paged.values():
-                pool[:, lease.pages[page]].select(-2, offset).fill_(1e4)
+        for pool in pools._paged.values():
+            ratio = size // pool.shape[-2]
+            for position in range(lease.computed, lease.capacity, ratio):
+                page, offset = divmod(position, size)
+                pool[:, lease.pages[page]].select(-2, offset // ratio).fill_(1e4)
         _spoil_rings(engine, pools, lease.slot, lease.computed)
 
 
+def drafter_pools(engine: Engine) -> list[Pools]:
+    """Those of a drafter that keeps caches."""
+    guard = engine.parts.drafter
+    drafter = guard._drafter if isinstance(guard, GuardedDrafter) else guard
+    return [drafter._pools] if isinstance(drafter, MtpDrafter | ModelDrafter) else []
+
+
 def _spoil_rings(engine: Engine, pools: Pools, slot: int, computed: int) -> None:
-    """Overwrite the columns whose positions have left the window."""
+    """Overwrite the columns whose positions have left the window, or lie before the checkpoint."""
     for spec in engine.target.model.description.caches:
+        if isinstance(spec, Paged):
+            continue
+        capacity = spec.capacity(engine.parts.plan.draft_tokens)
         if isinstance(spec, Ring):
-            capacity = spec.capacity(engine.parts.plan.draft_tokens)
-            kept = {p % capacity for p in range(max(0, computed - spec.window), computed)}
-            gone = [column for column in range(capacity) if column not in kept]
-            for part in spec.parts:
-                pools.rows(spec.name, part.name)[:, slot, gone] = 1e4
+            first, parts = max(0, computed - spec.window), spec.parts
+        else:
+            first, parts = computed // spec.block * spec.block, spec.inputs
+        kept = {p % capacity for p in range(first, computed)}
+        gone = [column for column in range(capacity) if column not in kept]
+        for part in parts:
+            pools.rows(spec.name, part.name)[:, slot, gone] = 1e4

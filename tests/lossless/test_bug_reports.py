@@ -111,7 +111,7 @@ def next_laws(
         points=0,
         prefix_cache=False,
     )
-    rows = [Row(p, 0, len(p), [i + 1], 1, 0, 1) for i, p in enumerate(prefixes)]
+    rows = [Row(p, 0, len(p), [i + 1], 1, 0, 1, 0) for i, p in enumerate(prefixes)]
     pools = Pools(caches, replace(plan, pages=len(rows)), model.backend.device)
     with torch.inference_mode():
         batch = Step.of(rows, 16).build(model.backend)

@@ -30,7 +30,7 @@ class Recording(ReferenceBackend):
 def row(tokens: list[int], first: int, wanted: int = 1, page: int = 1) -> Row:
     pages = -(-(first + len(tokens)) // P)
     table = list(range(page, page + pages))
-    return Row(tokens, first, 1, table, page, 0, wanted)
+    return Row(tokens, first, 1, table, page, 0, wanted, first)
 
 
 DECODE = row([7], 9)
@@ -57,6 +57,8 @@ def test_the_layout_has_one_entry_a_row() -> None:
             tables=(DECODE.table, VERIFY.table, PREFILL.table),
             slots=(1, 5, 8),
             visible_from=(0, 0, 0),
+            settled=(9, 6, 0),
+            settles=(10, 7, 1),
             page_tokens=P,
         )
     ]

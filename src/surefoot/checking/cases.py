@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, combinations, count
 
 from surefoot.params import MAX_SEED, SamplingParams
@@ -14,6 +14,9 @@ PLAIN, DRAFT_MODEL = "none", "draft-model"
 PRESSURES = ("calm", "forced", "scarce")
 TEST_DRAFTERS = {"replay": 0.3, "wrong": 1.0}
 """Drafters that every model can be checked with: how often a token of theirs is spoilt."""
+
+DEPTHS: Sequence[Sequence[int | None]] = ((1, 3, 8, None), (2, 5, 8, None), (4, 6, 7, None))
+"""Draft lengths of one round after the other."""
 
 _PLAIN_EVERY = 4
 
@@ -43,7 +46,7 @@ class Scope:
 
     Attributes:
         drafters: names of drafters; "none" stands for plain decoding cut in other ways.
-        depths: draft lengths in tokens; None adapts.
+        depths: for each round, in turn, its draft lengths in tokens; None adapts.
         batches: most requests computed at once.
         samplings: some of SAMPLINGS.
         caches: prefix cache on or off.
@@ -52,7 +55,7 @@ class Scope:
     """
 
     drafters: Sequence[str]
-    depths: Sequence[int | None] = (1, 3, 8, None)
+    depths: Sequence[Sequence[int | None]] = DEPTHS
     batches: Sequence[int] = (8, 4, 1)
     samplings: Sequence[str] = SAMPLINGS
     caches: Sequence[bool] = (True, False, True)
@@ -75,7 +78,7 @@ class Wanted:
         usual = Scope(drafters)
         return Scope(
             drafters=self.drafters or usual.drafters,
-            depths=self.depths or usual.depths,
+            depths=[self.depths] if self.depths else usual.depths,
             batches=self.batches or usual.batches,
             caches=self.caches or usual.caches,
             chunks=self.chunks or usual.chunks,
@@ -90,11 +93,13 @@ class Ask:
         prompt: index among the prompts.
         sampling: one of SAMPLINGS.
         seed: of the sampling noise.
+        turn: 1 continues the plain answer of turn 0.
     """
 
     prompt: int
     sampling: str
     seed: int
+    turn: int = 0
 
     def params(self, prompt: Sequence[int], new_tokens: int) -> SamplingParams:
         """How its tokens are chosen; `prompt` are its token ids."""
@@ -173,6 +178,12 @@ class Case:
             places = [0, 0, 1]
         return [self._ask((5 * self.number + place) % prompts) for place in places]
 
+    def follow_ups(self, prompts: int) -> list[Ask]:
+        """What comes when `asks` are answered: the next turn of some of them, if pages are kept."""
+        if not self.prefix_cache:
+            return []
+        return [replace(ask, turn=1) for ask in self.asks(prompts)[: 1 + self.batch // 2]]
+
     def _ask(self, prompt: int) -> Ask:
         if self.sampling == "greedy":
             return Ask(prompt, self.sampling, 0)
@@ -192,7 +203,7 @@ def plan(scope: Scope, seed: int) -> Iterator[list[Case]]:
     undrafted = (_undrafted(scope, random.Random(f"{seed}/{PLAIN}/{i}")) for i in count())
     flat = chain.from_iterable(undrafted)
     for number in count():
-        drafted = _drafted(scope, random.Random(f"{seed}/{number}"))
+        drafted = _drafted(scope, number, random.Random(f"{seed}/{number}"))
         rows: list[_Values] = [] if drafted else next(undrafted)
         for at, values in enumerate(drafted):
             if at % _PLAIN_EVERY == 0 and PLAIN in scope.drafters:
@@ -201,12 +212,12 @@ def plan(scope: Scope, seed: int) -> Iterator[list[Case]]:
         yield [Case(next(numbers), number, seed, *values) for values in rows]
 
 
-def _drafted(scope: Scope, rng: random.Random) -> list[_Values]:
+def _drafted(scope: Scope, number: int, rng: random.Random) -> list[_Values]:
     drafters = [name for name in scope.drafters if name != PLAIN]
-    sizes = [len(drafters), len(scope.depths), *_other_sizes(scope)]
+    depths = scope.depths[number % len(scope.depths)]
+    sizes = [len(drafters), len(depths), *_other_sizes(scope)]
     return [
-        (drafters[row[0]], scope.depths[row[1]], *_others(scope, row[2:]))
-        for row in pairwise(sizes, rng)
+        (drafters[row[0]], depths[row[1]], *_others(scope, row[2:])) for row in pairwise(sizes, rng)
     ]
 
 

@@ -34,6 +34,12 @@ class Tally:
     fault: str | None = None
     _seen: dict[Request, tuple[int, int]] = field(default_factory=dict)
 
+    def add(self, other: Tally) -> None:
+        """Add what happened in a later turn of the case."""
+        self.partial_accepts += other.partial_accepts
+        self.steps += other.steps
+        self.fault = self.fault or other.fault
+
     def look(self, requests: Sequence[Request]) -> None:
         """Count the verify rows of the step that was just made; a request has one at most."""
         self.steps += 1

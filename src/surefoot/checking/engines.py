@@ -9,11 +9,14 @@ from surefoot.checking.cases import DRAFT_MODEL, PLAIN, TEST_DRAFTERS, Ask, Case
 from surefoot.checking.drafters import ReplayDrafter
 from surefoot.checking.prompts import Prompt
 from surefoot.config import EngineConfig
-from surefoot.engine.assemble import make_plan
+from surefoot.engine.assemble import drafter_caches, make_plan
 from surefoot.engine.engine import Engine
 from surefoot.engine.models import LoadedModel
 from surefoot.errors import PromptError
 from surefoot.request import Request
+
+SAID_BETWEEN = 3
+"""Tokens between the answer of one turn and that of the next."""
 
 _SCARCE_SHARE = 0.5
 _SMALL_STEP = 64
@@ -52,29 +55,30 @@ class Engines:
         if not prompts:
             raise PromptError("is missing; give at least one")
         self.models, self._prompts, self._new_tokens = models, prompts, new_tokens
-        self._longest = max(len(prompt.tokens) for prompt in prompts) + new_tokens
+        # A second turn has the first one's answer in its prompt.
+        longest = max(len(prompt.tokens) for prompt in prompts) + 2 * new_tokens + SAID_BETWEEN
         known = config.max_model_len or models.target.model.description.max_positions
-        self._config = replace(config, max_model_len=min(self._longest, known))
+        self.longest = min(longest, known)
+        self._config = replace(config, max_model_len=self.longest)
 
-    def submit(self, engine: Engine, ask: Ask) -> Request:
-        """Hand a request to one of the engines.
+    def submit(self, engine: Engine, ask: Ask, tokens: Sequence[int]) -> Request:
+        """Hand a request whose prompt is `tokens` to one of the engines.
 
         Raises:
             PromptError: its prompt has no room for a new token.
         """
-        tokens = self._prompts[ask.prompt].tokens
         return engine.submit(tokens, ask.params(tokens, self._new_tokens))[0]
 
-    def plain(self) -> Engine:
-        """No drafter, no prefix cache, one request at a time, its prompt in one piece."""
+    def plain(self, batch: int) -> Engine:
+        """No drafter, no prefix cache, every prompt in one piece, `batch` requests at a time."""
         config = replace(
             self._config,
             drafter=PLAIN,
             draft_tokens=None,
             draft_model=None,
-            max_rows=1,
-            max_step_tokens=self._longest,
-            prefill_chunk=self._longest,
+            max_rows=batch,
+            max_step_tokens=self.longest + batch - 1,
+            prefill_chunk=self.longest,
             prefix_cache=False,
         )
         return Engine(self.models.target, config)
@@ -113,14 +117,17 @@ class Engines:
     def _scarce(self, case: Case, config: EngineConfig) -> EngineConfig:
         """The config with memory for one request of any length, but not for a whole batch."""
         draft = self._draft_of(case)
-        caches = list(self.models.target.model.description.caches)
-        caches += draft.model.description.caches if draft is not None else ()
-        roomy, context = make_plan(caches, config, self.models.target, config.most_draft_tokens)
+        target = self.models.target
+        own = drafter_caches(case.drafter, config, target, draft)
+        caches = [*target.model.description.caches, *own]
+        roomy, context = make_plan(caches, config, target, config.most_draft_tokens)
         size = roomy.page_tokens
         ends = sorted(self._pages(ask, size) for ask in case.asks(len(self._prompts)))
         pages = max(-(-context // size), int(_SCARCE_SHARE * sum(ends[-case.batch :])))
         spared = max(0, roomy.pages - pages)
-        return replace(config, memory=roomy.total_bytes - spared * roomy.page_bytes)
+        memory = roomy.total_bytes - spared * roomy.page_bytes
+        # What resume points take must not become pages.
+        return replace(config, memory=memory, points=roomy.points)
 
     def _pages(self, ask: Ask, page_tokens: int) -> int:
         """How many pages a request fills in the end."""

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from surefoot.checking.cases import Amount, Ask, Case, Scope, plan
 from surefoot.checking.compare import NearTies, difference_of
 from surefoot.checking.drive import Tally, drive
-from surefoot.checking.engines import Engines, Models
+from surefoot.checking.engines import SAID_BETWEEN, Engines, Models
 from surefoot.checking.prompts import Prompt
 from surefoot.checking.report import CaseReport, Difference, Report
 from surefoot.config import EngineConfig
+from surefoot.engine.engine import Engine
 from surefoot.request import Request
+
+_TOGETHER = 8
+_ALONE_EVERY = 4
+
+
+@dataclass(frozen=True)
+class _Told:
+    """An ask, its finished plain run, and the request that a case made of it."""
+
+    ask: Ask
+    plain: Request
+    request: Request
 
 
 class Watch:
@@ -57,10 +71,13 @@ class Checker:
         """
         self._prompts, self._amount, self._watch = prompts, amount, watch or Watch()
         self._engines = Engines(models, config, prompts, amount.new_tokens)
-        self._plain = self._engines.plain()
-        self._plain_runs: dict[Ask, Request] = {}
-        self._near = NearTies(self._plain)
         self._bitwise = models.target.backend.capabilities.bitwise
+        self._solo = self._engines.plain(1)
+        # Where results do not depend on the batch, most plain runs are made together. Some are
+        # made alone all the same: that they do not depend on it is part of what is checked.
+        self._together = self._engines.plain(_TOGETHER) if self._bitwise else self._solo
+        self._plain_runs: dict[Ask, Request] = {}
+        self._near = NearTies(self._solo)
 
     def run(self, scope: Scope) -> Report:
         """Run one round of cases, or as many as it takes to compare the wanted tokens.
@@ -90,47 +107,79 @@ class Checker:
         return reports
 
     def _most_tokens(self, cases: Sequence[Case]) -> int:
-        asked = sum(len(case.asks(len(self._prompts))) for case in cases)
+        count = len(self._prompts)
+        asked = sum(len(case.asks(count)) + len(case.follow_ups(count)) for case in cases)
         return asked * self._amount.new_tokens
 
     def _case(self, case: Case) -> CaseReport:
-        asks = case.asks(len(self._prompts))
-        plain = [self._plain_run(ask) for ask in asks]
-        self._watch.begins(case.name)
+        """Run a case, one turn and then, in the same engine, the next."""
+        count = len(self._prompts)
         engine, drafter = self._engines.of(case)
-        requests = [self._engines.submit(engine, ask) for ask in asks]
-        if drafter is not None:
-            for request, known in zip(requests, plain, strict=True):
-                drafter.know(request.id, known.tokens)
-        tally = drive(engine, case, requests, self._watch.advances)
+        told: list[_Told] = []
+        tally = Tally()
+        for asks in (case.asks(count), self._possible(case.follow_ups(count))):
+            if not asks or tally.fault is not None:
+                continue
+            self._run_plainly(asks)
+            self._watch.begins(case.name)
+            turn = [
+                _Told(ask, self._plain_runs[ask], self._engines.submit(engine, ask, prompt))
+                for ask, prompt in zip(asks, map(self._prompt, asks), strict=True)
+            ]
+            if drafter is not None:
+                for each in turn:
+                    drafter.know(each.request.id, each.plain.tokens)
+            requests = [each.request for each in turn]
+            tally.add(drive(engine, case, requests, self._watch.advances))
+            told += turn
         engine.close()
-        report = self._compared(case, plain, requests, tally)
+        report = self._compared(case, told, tally)
         self._watch.ends(report)
         return report
 
-    def _plain_run(self, ask: Ask) -> Request:
-        """The finished request of a plain run, made now if it was not before."""
-        if ask not in self._plain_runs:
-            label = self._prompts[ask.prompt].label
-            self._watch.begins(f"plain run of {label}, {ask.sampling}")
-            request = self._engines.submit(self._plain, ask)
-            while not self._plain.idle:
-                self._plain.step()
-            self._plain_runs[ask] = request
-        return self._plain_runs[ask]
+    def _prompt(self, ask: Ask) -> Sequence[int]:
+        """The tokens of an ask's prompt; those of a second turn begin with the first plain run."""
+        own = self._prompts[ask.prompt].tokens
+        if ask.turn == 0:
+            return own
+        return [*self._plain_runs[replace(ask, turn=0)].tokens, *own[:SAID_BETWEEN]]
 
-    def _compared(
-        self, case: Case, plain: Sequence[Request], requests: Sequence[Request], tally: Tally
-    ) -> CaseReport:
+    def _label(self, ask: Ask) -> str:
+        label = self._prompts[ask.prompt].label
+        return f"{label} (next turn)" if ask.turn else label
+
+    def _possible(self, asks: Sequence[Ask]) -> list[Ask]:
+        """Second turns that have room for a token; their first turns are run if need be."""
+        self._run_plainly([replace(ask, turn=0) for ask in asks])
+        longest = self._engines.longest
+        return [ask for ask in asks if len(self._prompt(ask)) < longest]
+
+    def _run_plainly(self, asks: Sequence[Ask]) -> None:
+        """Make the plain runs that were not made before."""
+        missing = list(dict.fromkeys(ask for ask in asks if ask not in self._plain_runs))
+        alone = missing[::_ALONE_EVERY] if self._bitwise else missing
+        for ask in alone:
+            self._finish_plainly(self._solo, [ask])
+        self._finish_plainly(self._together, [ask for ask in missing if ask not in alone])
+
+    def _finish_plainly(self, engine: Engine, asks: Sequence[Ask]) -> None:
+        if asks:
+            labels = dict.fromkeys(self._label(ask) for ask in asks)
+            self._watch.begins(f"plain run of {', '.join(labels)}")
+        for ask in asks:
+            self._plain_runs[ask] = self._engines.submit(engine, ask, self._prompt(ask))
+        while not engine.idle:
+            engine.step()
+
+    def _compared(self, case: Case, told: Sequence[_Told], tally: Tally) -> CaseReport:
         tokens, near_ties, found = 0, 0, []
-        labels = [self._prompts[ask.prompt].label for ask in case.asks(len(self._prompts))]
-        for label, right, request in zip(labels, plain, requests, strict=True):
-            difference = difference_of(label, right, request)
+        for each in told:
+            difference = difference_of(self._label(each.ask), each.plain, each.request)
             if difference is None:
-                tokens += right.output_length
+                tokens += each.plain.output_length
                 continue
-            tokens += min(difference.position + 1, right.output_length)
-            if not self._bitwise and self._near.holds(right, difference):
+            tokens += min(difference.position + 1, each.plain.output_length)
+            if not self._bitwise and self._near.holds(each.plain, difference):
                 near_ties += 1
             else:
                 found.append(difference)
@@ -143,6 +192,6 @@ class Checker:
             near_ties=near_ties,
             first_difference=found[0] if found else None,
             partial_accepts=tally.partial_accepts,
-            cache_hits=sum(request.cached_tokens > 0 for request in requests),
-            preemptions=sum(request.preemptions for request in requests),
+            cache_hits=sum(each.request.cached_tokens > 0 for each in told),
+            preemptions=sum(each.request.preemptions for each in told),
         )

@@ -13,22 +13,78 @@ from pathlib import Path
 from torch import Tensor
 
 from surefoot.backend import make_backend
-from surefoot.backend.protocol import Backend
+from surefoot.backend.protocol import Backend, Fold
 from surefoot.cli.show import bytes_text
 from surefoot.config import EngineConfig
-from surefoot.engine.assemble import check_lengths, make_plan, resolve_drafter
+from surefoot.engine.assemble import check_lengths, drafter_caches, make_plan, resolve_drafter
 from surefoot.engine.models import LoadedModel, Progress, dtype_for
 from surefoot.errors import ModelError
-from surefoot.model.model import Description
+from surefoot.model.model import Description, DraftHead
 from surefoot.model.registry import family_of
 from surefoot.state.plan import MemoryPlan
 from surefoot.state.pool import Pools
-from surefoot.state.spec import DTYPE_BYTES, CacheSpec, Paged, Ring
+from surefoot.state.spec import DTYPE_BYTES, CacheSpec, Paged, Recurrent, Ring
 from surefoot.step import Batch
 from surefoot.weights.load import read_config
 from surefoot.weights.locate import PACKAGED, locate
 
 TableRows = tuple[str, Sequence[str], Sequence[Sequence[object]]]
+
+
+@dataclass(frozen=True)
+class StateSize:
+    """What one request keeps besides pages, against one whole state for each drafted token.
+
+    Attributes:
+        checkpoint: bytes of recurrent checkpoints; they do not depend on the depth.
+        rings: bytes of rings: windows, and inputs since the checkpoint.
+        states: how many states other engines keep: one for each drafted token, one for the bonus
+            token, and the one they start from.
+        states_bytes: what that many take: recurrent state and windows.
+    """
+
+    checkpoint: int
+    rings: int
+    states: int
+    states_bytes: int
+
+    @staticmethod
+    def of(caches: Sequence[CacheSpec], draft_tokens: int) -> StateSize:
+        """Add up the bounded caches of a model for drafts of up to `draft_tokens` tokens."""
+        bounded = [spec for spec in caches if not isinstance(spec, Paged)]
+        checkpoint = sum(spec.checkpoint_bytes for spec in bounded if isinstance(spec, Recurrent))
+        windows = sum(spec.window_bytes for spec in bounded if isinstance(spec, Ring))
+        total = sum(spec.slot_bytes(draft_tokens) for spec in bounded)
+        states = draft_tokens + 2
+        return StateSize(checkpoint, total - checkpoint, states, states * (checkpoint + windows))
+
+    @property
+    def total(self) -> int:
+        """Checkpoints and rings together."""
+        return self.checkpoint + self.rings
+
+    @property
+    def ratio(self) -> float:
+        """What is kept here, as a fraction of the states others keep."""
+        return self.total / self.states_bytes
+
+    def entry(self) -> dict[str, int | float]:
+        """As a JSON object."""
+        return {
+            "checkpoint_bytes": self.checkpoint,
+            "ring_bytes": self.rings,
+            "states": self.states,
+            "states_bytes": self.states_bytes,
+            "ratio": round(self.ratio, 4),
+        }
+
+    def sentence(self) -> str:
+        """The comparison in words."""
+        return (
+            f"replay keeps {bytes_text(self.total)} (checkpoints {bytes_text(self.checkpoint)}, "
+            f"rings {bytes_text(self.rings)}), k + 2 = {self.states} states would be "
+            f"{bytes_text(self.states_bytes)}: {self.ratio:.2f} x"
+        )
 
 
 @dataclass(frozen=True)
@@ -69,9 +125,18 @@ class Blueprint:
             "pages": self.plan.pages,
             "slots": self.plan.slots,
             "bytes": self._bytes(),
+            "request_state": None if self.state is None else self.state.entry(),
             "backend": self.backend.capabilities.name,
             "capabilities": asdict(self.backend.capabilities),
         }
+
+    @property
+    def state(self) -> StateSize | None:
+        """What a request of the model keeps besides pages, if it has recurrent layers."""
+        own = self.description.caches
+        if not any(isinstance(spec, Recurrent) for spec in own):
+            return None
+        return StateSize.of(own, self.plan.draft_tokens)
 
     def _bytes(self) -> dict[str, int]:
         """Pools with their sinks; resume points count as slots."""
@@ -89,11 +154,16 @@ class Blueprint:
             per_token = per_page / tokens if per_page % tokens else per_page // tokens
             kind = {"kind": "paged", "ratio": spec.ratio, "bytes_per_token": per_token}
         else:
-            per_request = spec.slot_bytes(self.plan.draft_tokens)
-            reach = {"window": spec.window} if isinstance(spec, Ring) else {"block": spec.block}
-            name = "ring" if isinstance(spec, Ring) else "recurrent"
-            kind = {"kind": name, **reach, "bytes_per_request": per_request}
+            kind = {**self._bounded_entry(spec), "columns": self.plan.capacities[spec.name]}
         return {"name": spec.name, **kind}
+
+    def _bounded_entry(self, spec: Ring | Recurrent) -> dict[str, object]:
+        depth = self.plan.draft_tokens
+        size = {"bytes_per_request": spec.slot_bytes(depth)}
+        if isinstance(spec, Ring):
+            return {"kind": "ring", "window": spec.window, **size}
+        parts = {"checkpoint_bytes": spec.checkpoint_bytes, "ring_bytes": spec.ring_bytes(depth)}
+        return {"kind": "recurrent", "block": spec.block, **size, **parts}
 
     def tables(self) -> list[TableRows]:
         """For people: title, heads and rows of each table."""
@@ -105,6 +175,7 @@ class Blueprint:
 
     def _summary(self) -> list[tuple[str, object]]:
         size, plan = self._bytes(), self.plan
+        state = [] if self.state is None else [("state of a request", self.state.sentence())]
         return [
             ("architecture", self.description.architecture),
             ("parameters", f"{self.description.parameters:,}"),
@@ -118,6 +189,7 @@ class Blueprint:
                 "slots",
                 f"{plan.slots:,} and {plan.points:,} resume points, {bytes_text(size['slots'])}",
             ),
+            *state,
         ]
 
     def _caches(self) -> list[tuple[str, str, int, str, str]]:
@@ -128,9 +200,16 @@ class Blueprint:
                 reach, size = f"ratio {spec.ratio}", f"{entry['bytes_per_token']:,} a token"
             else:
                 reach = f"window {spec.window}" if isinstance(spec, Ring) else f"block {spec.block}"
-                size = f"{entry['bytes_per_request']:,} a request"
+                size = self._request_bytes(spec)
             rows.append((spec.name, str(entry["kind"]), spec.layers, reach, size))
         return rows
+
+    def _request_bytes(self, spec: Ring | Recurrent) -> str:
+        depth, columns = self.plan.draft_tokens, self.plan.capacities[spec.name]
+        if isinstance(spec, Ring):
+            return f"{spec.slot_bytes(depth):,} a request in {columns} columns"
+        ring = f"{spec.ring_bytes(depth):,} in {columns} columns"
+        return f"{spec.checkpoint_bytes:,} a request and {ring}"
 
     def _capabilities(self) -> list[tuple[str, object]]:
         known = asdict(self.backend.capabilities)
@@ -162,11 +241,12 @@ def draw(model: str, configs: Sequence[EngineConfig], progress: Progress) -> Blu
     }
     config = max(configs, key=lambda config: depths[config])
     check_lengths(target, config, depths[config])
-    models = [target]
     named = next((each.draft_model for each in configs if each.draft_model is not None), None)
-    if named is not None:
-        models.append(_unloaded(named, None, backend, dtype, progress, "draft."))
-    caches = [spec for each in models for spec in each.model.description.caches]
+    draft = None if named is None else _unloaded(named, None, backend, dtype, progress, "draft.")
+    models = [target] if draft is None else [target, draft]
+    caches = list(target.model.description.caches)
+    for name in dict.fromkeys(drafters.values()):
+        caches += drafter_caches(name, config, target, draft if name == "draft-model" else None)
     plan, longest = make_plan(caches, config, target, depths[config])
     return Blueprint(
         model=model,
@@ -186,6 +266,10 @@ class _ConfigOnly:
     """A model of which only the config is known; it computes nothing."""
 
     description: Description
+    draft_head: DraftHead | None = None
+
+    def fold(self, folds: Sequence[Fold], pools: Pools) -> None:
+        raise AssertionError("only described, never run")
 
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
         raise AssertionError("only described, never run")

@@ -6,7 +6,7 @@ does for the target it does for the drafter. `lease.drafted` is the drafter's cu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -20,7 +20,8 @@ from surefoot.sample.context import Contexts
 from surefoot.sample.processors import RowContext
 from surefoot.state.ledger import Lease, Work
 from surefoot.state.pool import Pools
-from surefoot.step import Row, Step
+from surefoot.state.spec import recurrent_block
+from surefoot.step import Row, Step, fold_due
 
 
 class ModelDrafter:
@@ -35,6 +36,7 @@ class ModelDrafter:
         self._backend = backend
         self._page_tokens = page_tokens
         self._contexts = Contexts(model.description.vocab_size, backend.device)
+        self._block = recurrent_block(model.description.caches)
 
     def prepare(self, work: Work) -> None:
         """See Drafter."""
@@ -44,6 +46,7 @@ class ModelDrafter:
     def propose(self, rows: Sequence[DraftRow]) -> list[list[int]]:
         """See Drafter: pass i extends every draft that wants more than i tokens."""
         drafts: list[list[int]] = [[] for _ in rows]
+        self._start(row.lease for row in rows)
         for depth in range(max((row.limit for row in rows), default=0)):
             active = [i for i, row in enumerate(rows) if row.limit > depth]
             self._extend([rows[i] for i in active], [drafts[i] for i in active])
@@ -74,17 +77,29 @@ class ModelDrafter:
         Drafting left entries past the cursor; those of accepted tokens are right, the rest is
         overwritten. What a page in progress still lacks is computed with the next draft.
         """
-        late = []
+        late, folds = [], []
         for row in rows:
             lease = row.lease
+            # A draft was made for this row if the drafter is ahead of it; only the bonus token
+            # was certain then.
+            ahead = lease.drafted > row.first
             lease.drafted = min(lease.drafted, lease.computed)
+            if ahead and self._block:
+                folds.append(fold_due(lease.slot, row.first + 1, lease.drafted, self._block))
             if (
                 row.keep_up
                 and lease.drafted < lease.computed // self._page_tokens * self._page_tokens
             ):
                 late.append(row)
-        if not late:
-            return
+        due = [fold for fold in folds if fold is not None]
+        if due:
+            self._model.fold(due, self._pools)
+        if late:
+            self._complete(late)
+
+    def _complete(self, late: Sequence[CommittedRow]) -> None:
+        """Compute what the drafter lacks of these rows."""
+        self._start(row.lease for row in late)
         steps = [
             _row(
                 row.lease,
@@ -97,6 +112,16 @@ class ModelDrafter:
         self._model.forward(Step.of(steps, self._page_tokens).build(self._backend), self._pools)
         for row in late:
             row.lease.drafted = row.lease.computed
+
+    def _start(self, leases: Iterable[Lease]) -> None:
+        """Clear the slots whose requests resumed where the drafter knows nothing.
+
+        They came with the resume point of a request that was not drafted for. Attention does not
+        look below `draft_from`, but a recurrent state would.
+        """
+        for lease in leases:
+            if self._block and lease.drafted == lease.draft_from > 0:
+                self._pools.apply(Work([], [(None, lease.slot)]))
 
     def forget(self, request: RequestId) -> None:
         """See Drafter; the caches need nothing, they are addressed by position."""

@@ -12,6 +12,7 @@ from surefoot.draft.depth import AutoDepth, CostCurve, Depth, FixedDepth
 from surefoot.draft.draft_model import ModelDrafter
 from surefoot.draft.drafter import Drafter, NoDrafter
 from surefoot.draft.guard import GuardedDrafter
+from surefoot.draft.mtp import MtpDrafter, mtp_caches
 from surefoot.draft.ngram import NgramDrafter
 from surefoot.draft.plugins import DrafterSetting, make_plugin
 from surefoot.engine.calibrate import measure_steps
@@ -23,7 +24,7 @@ from surefoot.errors import MemoryPlanError, SettingError
 from surefoot.state.ledger import Ledger, LedgerLimits
 from surefoot.state.plan import MemoryPlan, plan_memory
 from surefoot.state.pool import Pools
-from surefoot.state.spec import CacheSpec
+from surefoot.state.spec import CacheSpec, recurrent_block
 
 _LEAST_CONTEXT = 256
 
@@ -80,7 +81,7 @@ def make_plan(
         The plan and the longest context in tokens.
     """
     budget = config.memory if config.memory is not None else target.backend.free_memory() // 2
-    page_tokens = config.page_tokens or target.backend.capabilities.page_tokens
+    page_tokens = page_tokens_of(config, target)
     length = config.max_model_len or target.model.description.max_positions
     while True:
         try:
@@ -115,9 +116,9 @@ def assemble(
     name = resolve_drafter(target, config) if drafter is None else drafter.name
     depth = 0 if name == "none" else config.most_draft_tokens
     check_lengths(target, config, depth)
-    caches = list(target.model.description.caches)
-    draft_caches = list(draft.model.description.caches) if draft is not None else []
-    plan, length = make_plan([*caches, *draft_caches], config, target, depth)
+    caches = target.model.description.caches
+    own = drafter_caches(name, config, target, draft)
+    plan, length = make_plan([*caches, *own], config, target, depth)
     pools = Pools(caches, plan, target.backend.device)
     ledger = Ledger(
         LedgerLimits(
@@ -135,30 +136,63 @@ def assemble(
     forward = EagerForward(target.model, pools, target.backend)
     if drafter is None:
         setting = DrafterSetting(vocab, plan.page_tokens, length)
-        drafter = _drafter(name, config, draft, plan, setting)
+        drafter = _drafter(name, config, setting, _DrafterParts(target, draft, own, plan))
     guarded = drafter if isinstance(drafter, NoDrafter) else GuardedDrafter(drafter, vocab)
-    runner = ModelRunner(forward, pools, vocab, plan.page_tokens)
+    runner = ModelRunner(forward, pools, vocab, plan.page_tokens, recurrent_block(caches))
     policy = _depth(name, config, forward, plan)
     loop = Loop(ledger, scheduler, runner, guarded, policy)
     return Assembly(loop, ledger, scheduler, plan, pools, guarded, length)
 
 
+def drafter_caches(
+    name: str, config: EngineConfig, target: LoadedModel, draft: LoadedModel | None
+) -> Sequence[CacheSpec]:
+    """What the drafter called `name` keeps for a request beside the target's caches."""
+    if draft is not None:
+        return draft.model.description.caches
+    if name == "mtp":
+        return mtp_caches(target.model.description, target.dtype, page_tokens_of(config, target))
+    return ()
+
+
+def page_tokens_of(config: EngineConfig, target: LoadedModel) -> int:
+    """P: what the config says, or the backend."""
+    return config.page_tokens or target.backend.capabilities.page_tokens
+
+
+@dataclass(frozen=True)
+class _DrafterParts:
+    """What drafters with weights are made of; `caches` are those of the drafter."""
+
+    target: LoadedModel
+    draft: LoadedModel | None
+    caches: Sequence[CacheSpec]
+    plan: MemoryPlan
+
+    def mtp(self) -> MtpDrafter:
+        model, backend = self.target.model, self.target.backend
+        assert model.draft_head is not None, "a model describes a draft head only if it has one"
+        pools = Pools(self.caches, self.plan, backend.device)
+        return MtpDrafter(model.draft_head, model.description, pools, backend, self.plan)
+
+    def draft_model(self) -> ModelDrafter:
+        assert self.draft is not None, "a draft model is loaded before its engine is assembled"
+        pools = Pools(self.caches, self.plan, self.draft.backend.device)
+        return ModelDrafter(self.draft.model, pools, self.draft.backend, self.plan.page_tokens)
+
+
 def _drafter(
-    name: str,
-    config: EngineConfig,
-    draft: LoadedModel | None,
-    plan: MemoryPlan,
-    setting: DrafterSetting,
+    name: str, config: EngineConfig, setting: DrafterSetting, parts: _DrafterParts
 ) -> Drafter:
     if name == "none":
         return NoDrafter()
     if name == "ngram":
         return NgramDrafter(config.ngram_max, config.ngram_min)
-    if name != "draft-model":
-        return make_plugin(name, setting)
-    assert draft is not None, "a draft model is loaded before its engine is assembled"
-    pools = Pools(draft.model.description.caches, plan, draft.backend.device)
-    return ModelDrafter(draft.model, pools, draft.backend, plan.page_tokens)
+    if name == "mtp":
+        return parts.mtp()
+    if name == "draft-model":
+        return parts.draft_model()
+    return make_plugin(name, setting)
 
 
 def _depth(name: str, config: EngineConfig, forward: Forward, plan: MemoryPlan) -> Depth:

@@ -43,5 +43,6 @@ def _timed(forward: Forward, step: Step) -> float:
 
 
 def _row(page_tokens: int) -> Row:
-    """One token with a page of context, all of it in the sink."""
-    return Row([0], page_tokens - 1, 1, [SINK_PAGE], SINK_SLOT, 0, 1, page_tokens - 1)
+    """One token with nearly a page of context, all of it in the sink; it completes no block."""
+    first = max(0, page_tokens - 2)
+    return Row([0], first, 1, [SINK_PAGE], SINK_SLOT, 0, 1, first)

@@ -6,7 +6,8 @@ forward        one ragged pass over prompt chunks, decode rows and verify rows a
 choose         a token for each wanted position, a function of logits, params, seed and position
 accept         drafts are kept while they equal the chosen tokens
 stop           the run is cut at the earliest end token, stop string or limit
-commit         the cursor moves; the drafter follows; full pages go to the prefix cache
+commit         the cursor moves; checkpoints of blocks that drafts completed are folded; the drafter
+               follows; full pages go to the prefix cache
 emit           results go out
 """
 
@@ -72,9 +73,17 @@ class Loop:
         emissions = [
             self._take(row, outcome) for row, outcome in zip(rows, result.rows, strict=True)
         ]
-        self._drafter.observe(_committed(rows), result.hidden)
-        for emission, row in zip(emissions, rows, strict=True):
-            self._settle(row, emission.reason)
+        try:
+            self._runner.settle(rows)
+        except Exception as error:
+            log.exception("checkpoints could not follow a step")
+            pairs = list(zip(rows, emissions, strict=True))
+            for row, emission in reversed(pairs):
+                emissions += self._give_up(row, emission.reason, error)
+        else:
+            self._drafter.observe(_committed(rows), result.hidden)
+            for emission, row in zip(emissions, rows, strict=True):
+                self._publish(row, emission.reason)
         return [emission for emission in emissions if emission.token_ids or emission.reason]
 
     def _compute(self, rows: Sequence[PlannedRow]) -> StepResult:
@@ -123,12 +132,21 @@ class Loop:
         self._scheduler.commit(row, row.count + max(kept, 1) - 1)
         return Emission(request, taken.tokens, taken.text, taken.reason)
 
-    def _settle(self, row: PlannedRow, reason: FinishReason | None) -> None:
+    def _publish(self, row: PlannedRow, reason: FinishReason | None) -> None:
         """Publish what a row committed, or end its request."""
         if reason is None:
             self._scheduler.publish(row)
         else:
             self._finish(row.request, reason)
+
+    def _give_up(
+        self, row: PlannedRow, reason: FinishReason | None, error: Exception
+    ) -> list[Emission]:
+        """What was emitted is right, but of the row's caches nobody knows: publish nothing."""
+        if reason is None:
+            return self._recover(row, error)
+        self._finish(row.request, reason, publish=False)
+        return []
 
     def _recover(self, row: PlannedRow, error: Exception) -> list[Emission]:
         """After a failed step: compute the row anew once, then give its request up."""
@@ -141,8 +159,8 @@ class Loop:
         self._finish(request, FinishReason.ERROR)
         return [Emission(request, [], "", FinishReason.ERROR)]
 
-    def _finish(self, request: Request, reason: FinishReason) -> None:
-        self._scheduler.finish(request, reason)
+    def _finish(self, request: Request, reason: FinishReason, publish: bool = True) -> None:
+        self._scheduler.finish(request, reason, publish)
         self._depth.forget(request.id)
         del self._streams[request]
 

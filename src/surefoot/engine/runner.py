@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from surefoot.backend.protocol import Backend
+from surefoot.backend.protocol import Backend, Fold
 from surefoot.engine.rows import PlannedRow, RowResult
 from surefoot.ids import RequestId
 from surefoot.model.model import Model
@@ -18,7 +18,7 @@ from surefoot.sample.context import Contexts
 from surefoot.sample.logprobs import top_logprobs
 from surefoot.state.ledger import Work
 from surefoot.state.pool import Pools
-from surefoot.step import Row, Step
+from surefoot.step import Row, Step, fold_due
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,10 @@ class Runner(Protocol):
         """One forward pass and the choice of tokens."""
         ...
 
+    def settle(self, rows: Sequence[PlannedRow]) -> None:
+        """Bring the caches up to what was committed of the rows that were run last."""
+        ...
+
     def forget(self, request: RequestId) -> None:
         """Drop what is kept for a request that left the engine or was pre-empted."""
         ...
@@ -55,6 +59,10 @@ class Forward(Protocol):
 
     def __call__(self, step: Step) -> tuple[Tensor, Tensor]:
         """Hidden states [T, hidden] and the logits [R, V] at the wanted tokens."""
+        ...
+
+    def fold(self, folds: Sequence[Fold]) -> None:
+        """Move checkpoints of recurrent layers on by one block."""
         ...
 
 
@@ -73,15 +81,25 @@ class EagerForward:
         wanted = hidden if len(batch.wanted) == len(hidden) else hidden[batch.wanted]
         return hidden, self.model.logits(wanted)
 
+    def fold(self, folds: Sequence[Fold]) -> None:
+        """See Forward."""
+        self.model.fold(folds, self.pools)
+
 
 class ModelRunner:
     """Builds the step, runs it, and chooses with each row's own history."""
 
-    def __init__(self, forward: Forward, pools: Pools, vocab_size: int, page_tokens: int) -> None:
-        """Run `forward`, whose caches are `pools`, for a vocabulary of `vocab_size`."""
+    def __init__(
+        self, forward: Forward, pools: Pools, vocab_size: int, page_tokens: int, block: int
+    ) -> None:
+        """Run `forward`, whose caches are `pools`, for a vocabulary of `vocab_size`.
+
+        Recurrent checkpoints stand at multiples of `block`; 0 if there are none.
+        """
         self._forward = forward
         self._pools = pools
         self._page_tokens = page_tokens
+        self._block = block
         self._contexts = Contexts(vocab_size, pools.device)
 
     def prepare(self, work: Work) -> None:
@@ -91,6 +109,19 @@ class ModelRunner:
     def forget(self, request: RequestId) -> None:
         """See Runner."""
         self._contexts.forget(request)
+
+    @torch.inference_mode()
+    def settle(self, rows: Sequence[PlannedRow]) -> None:
+        """See Runner: certain tokens were settled by the forward pass, accepted drafts are now."""
+        if not self._block:
+            return
+        due = [
+            fold_due(row.lease.slot, row.first + row.count, row.lease.computed, self._block)
+            for row in rows
+        ]
+        folds = [fold for fold in due if fold is not None]
+        if folds:
+            self._forward.fold(folds)
 
     @torch.inference_mode()
     def run(self, rows: Sequence[PlannedRow]) -> StepResult:

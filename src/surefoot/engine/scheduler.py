@@ -74,10 +74,13 @@ class Scheduler:
         """Hand the row's full pages to the prefix cache."""
         self._ledger.publish(row.lease, row.request.tokens)
 
-    def finish(self, request: Request, reason: FinishReason) -> None:
-        """End a request, wherever it is, and give back what it holds."""
+    def finish(self, request: Request, reason: FinishReason, publish: bool = True) -> None:
+        """End a request, wherever it is, and give back what it holds.
+
+        Its last pages go to the prefix cache if `publish` says so and it did not end by an error.
+        """
         if request in self._running:
-            self._leave(request, publish=reason is not FinishReason.ERROR)
+            self._leave(request, publish and reason is not FinishReason.ERROR)
         elif request.status is Status.WAITING:
             self._waiting.remove(request)
         request.status, request.finish_reason = Status.FINISHED, reason

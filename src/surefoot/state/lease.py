@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from surefoot.ids import PageId, SlotId
@@ -129,3 +130,20 @@ class Lease:
             if node.parent is not parent:
                 raise LedgerFault(f"slot {self.slot}: page {node.page} does not follow its path")
             parent = node
+
+
+def audit_owners(kind: str, owners: Iterable[tuple[str, Sequence[int]]], ids: range) -> None:
+    """Check that each id has exactly one owner.
+
+    Raises:
+        LedgerFault: one has none or two; the message names it.
+    """
+    seen: dict[int, str] = {}
+    for owner, owned in owners:
+        for number in owned:
+            if number in seen:
+                raise LedgerFault(f"{kind} {number} has two owners: {seen[number]} and {owner}")
+            seen[number] = owner
+    lost, foreign = sorted(set(ids) - seen.keys()), sorted(seen.keys() - set(ids))
+    if lost or foreign:
+        raise LedgerFault(f"of {len(ids)} {kind}s {lost} have no owner; {foreign} do not exist")

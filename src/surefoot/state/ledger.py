@@ -15,11 +15,11 @@ the runner carries out before the next forward.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from surefoot.ids import PageId, SlotId
-from surefoot.state.lease import Lease, LedgerLimits, Work
+from surefoot.state.lease import Lease, LedgerLimits, Work, audit_owners
 from surefoot.state.prefix import LedgerFault, Node, PrefixTree
 
 __all__ = ["Lease", "Ledger", "LedgerFault", "LedgerLimits", "Work"]
@@ -91,24 +91,24 @@ class Ledger:
 
         Returns:
             The lease, its cursor at the end of what was attached; None if a slot or pages are
-            missing, and then nothing has changed. Cached pages are evicted if need be.
+            missing, and then nothing has changed. Cached pages are evicted if need be. Where no
+            slot is free, a resume point that nobody else holds becomes the slot.
         """
-        if not self._free_slots:
-            return None
         limit = (len(tokens) - 1) // self._page_tokens
         path = self.tree.match(tokens, limit) if reuse and self._caching else []
+        if not (self._free_slots or self._can_take_over(path)):
+            return None
         need = -(-first // self._page_tokens)
         spare = self.tree.cached - sum(not node.holders for node in path)
         if need > len(self._free_pages) + spare:
             return None
-        lease = Lease(heappop(self._free_slots), path, len(tokens), self._page_tokens)
-        if not self._caching:
-            lease.publish_at = _NEVER
         for node in path:
             self.tree.hold(node)
+        lease = Lease(self._slot_for(path), path, len(tokens), self._page_tokens)
+        if not self._caching:
+            lease.publish_at = _NEVER
         self._leases.add(lease)
         self._extend(lease, need)
-        self._restore(lease)
         return lease
 
     def reserve(self, lease: Lease, n: int, evict: bool = True) -> bool:
@@ -209,7 +209,7 @@ class Ledger:
             heappush(self._free_pages, page)
         for node in reversed(lease.path):
             self.tree.drop(node)
-        heappush(self._free_slots, lease.slot)
+        heappush(self._rows_like(lease.slot), lease.slot)
         # Any further use now leaves the short way through and is refused.
         lease.pages, lease.path, lease.rolling = [], [], None
         lease.capacity, lease.publish_at = -1, -1
@@ -246,7 +246,7 @@ class Ledger:
         private = [(f"slot {lease.slot}", lease.private_pages()) for lease in self._leases]
         shared = [node.page for node in nodes]
         owners = [("the free list", self._free_pages), ("the prefix tree", shared), *private]
-        _audit_owners("page", owners, range(1, self.limits.pages + 1))
+        audit_owners("page", owners, range(1, self.limits.pages + 1))
         counted = sum(len(pages) for _, pages in private)
         if counted != self._private:
             raise LedgerFault(f"{counted} pages are private, the count says {self._private}")
@@ -255,10 +255,18 @@ class Ledger:
         slots, points = self.limits.slots, self.limits.points
         leased = [lease.slot for lease in self._leases]
         saved = [node.point for node in nodes if node.point is not None]
-        owners = [("the free list", self._free_slots), ("the leases", leased)]
-        _audit_owners("slot", owners, range(1, slots + 1))
-        owners = [("the free list", self._free_points), ("the prefix tree", saved)]
-        _audit_owners("point", owners, range(slots + 1, slots + points + 1))
+        taken_over = [row for row in leased if row > slots]
+        owners = [
+            ("the free slots", self._free_slots),
+            ("the leases", [row for row in leased if row <= slots]),
+        ]
+        audit_owners("slot", owners, range(1, slots + 1))
+        owners = [
+            ("the free points", self._free_points),
+            ("the prefix tree", saved),
+            ("the leases", taken_over),
+        ]
+        audit_owners("point", owners, range(slots + 1, slots + points + 1))
 
     def _check_open(self, lease: Lease) -> None:
         if lease not in self._leases:
@@ -284,15 +292,24 @@ class Ledger:
         if row is not None:
             heappush(self._free_points, row)
 
-    def _restore(self, lease: Lease) -> None:
-        """Bring the slot row to what the cursor needs: zeros, or the point it resumes from."""
-        copies = self._work.copies
-        copies.append((None, lease.slot))
-        if self.limits.bounded and lease.path:
-            node = lease.path[-1]
-            copies.append((node.point, lease.slot))
+    def _can_take_over(self, path: Sequence[Node]) -> bool:
+        return self.limits.bounded and bool(path) and not path[-1].holders
+
+    def _slot_for(self, path: Sequence[Node]) -> SlotId:
+        """A slot row that holds what a cursor at the end of `path` needs: zeros, or the point."""
+        resumes = self.limits.bounded and bool(path)
+        if not self._free_slots:
+            return self.tree.detach(path[-1])
+        slot = heappop(self._free_slots)
+        self._work.copies.append((path[-1].point if resumes else None, slot))
+        if resumes:
             # Another request can use this point, so it stays where it is.
-            node.rolling = False
+            path[-1].rolling = False
+        return slot
+
+    def _rows_like(self, row: SlotId) -> list[SlotId]:
+        """The free list to which a row belongs by its number."""
+        return self._free_slots if row <= self.limits.slots else self._free_points
 
     def _publish_pages(self, lease: Lease, tokens: Sequence[int]) -> None:
         size, path = self._page_tokens, lease.path
@@ -345,7 +362,7 @@ class Ledger:
         if node.point is not None:
             node.rolling = False
             return
-        row = self._point_row()
+        row = self._point_row() or self._own_point_row(lease)
         if row is not None:
             self._save(lease, row, rolling=False)
 
@@ -366,15 +383,12 @@ class Ledger:
         """A row for a new point: a free one, or that of the point nobody used for longest."""
         return heappop(self._free_points) if self._free_points else self.tree.evict_point()
 
+    def _own_point_row(self, lease: Lease) -> SlotId | None:
+        """The row of the lease's own last point, which its next one replaces in a full pool.
 
-def _audit_owners(kind: str, owners: Iterable[tuple[str, Sequence[int]]], ids: range) -> None:
-    """Check that each id has exactly one owner."""
-    seen: dict[int, str] = {}
-    for owner, owned in owners:
-        for number in owned:
-            if number in seen:
-                raise LedgerFault(f"{kind} {number} has two owners: {seen[number]} and {owner}")
-            seen[number] = owner
-    lost, foreign = sorted(set(ids) - seen.keys()), sorted(seen.keys() - set(ids))
-    if lost or foreign:
-        raise LedgerFault(f"of {len(ids)} {kind}s {lost} have no owner; {foreign} do not exist")
+        So the first points of a long prompt stay, which others may share, and the last one comes.
+        """
+        for node in reversed(lease.path[:-1]):
+            if node.point is not None and node.holders == 1:
+                return self.tree.detach(node)
+        return None

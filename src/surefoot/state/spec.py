@@ -11,6 +11,7 @@ Plain data: no tensors here, so a memory plan can be made and tested without a m
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "int32": 4, "int64": 8}
@@ -78,6 +79,11 @@ class Ring:
         """
         return self.window + draft_tokens + 1
 
+    @property
+    def window_bytes(self) -> int:
+        """Bytes of the window alone over all layers."""
+        return _entry_bytes(self.layers, self.parts) * self.window
+
     def slot_bytes(self, draft_tokens: int) -> int:
         """Bytes of one slot row over all layers."""
         return _entry_bytes(self.layers, self.parts) * self.capacity(draft_tokens)
@@ -97,10 +103,25 @@ class Recurrent:
         """Columns of the input ring."""
         return self.block + draft_tokens
 
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Bytes of one checkpoint over all layers, whatever the depth of drafts."""
+        return _entry_bytes(self.layers, self.state)
+
+    def ring_bytes(self, draft_tokens: int) -> int:
+        """Bytes of one input ring over all layers."""
+        return _entry_bytes(self.layers, self.inputs) * self.capacity(draft_tokens)
+
     def slot_bytes(self, draft_tokens: int) -> int:
         """Bytes of one slot row over all layers: checkpoint and input ring."""
-        ring = _entry_bytes(self.layers, self.inputs) * self.capacity(draft_tokens)
-        return _entry_bytes(self.layers, self.state) + ring
+        return self.checkpoint_bytes + self.ring_bytes(draft_tokens)
 
 
 CacheSpec = Paged | Ring | Recurrent
+
+
+def recurrent_block(specs: Iterable[CacheSpec]) -> int:
+    """The block at whose multiples the checkpoints of a model stand; 0 if it has none."""
+    blocks = {spec.block for spec in specs if isinstance(spec, Recurrent)}
+    assert len(blocks) <= 1, f"the recurrent caches of a model have blocks {sorted(blocks)}"
+    return max(blocks, default=0)

@@ -1,8 +1,8 @@
 """Stand-ins for the clock, the model and its failures: an engine without weights, fast and exact.
 
-The pretended model's next token is a hash of everything before it, read back through pages and
-ring rows just as attention would read them. Whoever mixes up a page, a row or a cursor changes
-the tokens.
+The pretended model's next token is a hash of everything before it, read back through pages, ring
+rows and a checkpoint just as a model would read them. Whoever mixes up a page, a row, a cursor or
+a checkpoint changes the tokens.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from random import Random
 
 import torch
 
+from surefoot.backend.protocol import Fold
 from surefoot.draft.drafter import CommittedRow, Drafter, DraftRow
 from surefoot.engine.rows import PlannedRow, RowResult
 from surefoot.engine.runner import Runner, StepResult
@@ -21,6 +22,7 @@ from surefoot.ids import RequestId
 from surefoot.request import FinishReason, Request
 from surefoot.sample.choose import UNCHOSEN
 from surefoot.state.ledger import LedgerLimits, Work
+from surefoot.step import fold_due
 
 EMPTY = 0
 """What a cleared cache entry holds; no token's entry equals it."""
@@ -52,25 +54,47 @@ class HashModel:
         vocab: number of token ids.
         window: how many last positions it sees through a ring as well; 0 for none.
         broken_one_in: about one prefix of this many has no next token; 0 for none.
+        block: it also keeps a recurrent state with a checkpoint at multiples of this; 0 for none.
     """
 
     vocab: int
     window: int = 0
     broken_one_in: int = 0
+    block: int = 0
 
     def entry(self, position: int, token: int) -> int:
         """What the caches hold for a token."""
         return 1 + (hash((position, token)) & 0xFFFFFFFF)
 
-    def choose(self, request: Request, entries: Sequence[int], recent: Sequence[int]) -> int:
+    def replay(self, state: int, entries: Sequence[int]) -> tuple[int, int]:
+        """The recurrent state after entries that follow a block boundary.
+
+        Args:
+            state: the checkpoint at that boundary.
+            entries: of the positions from there on.
+
+        Returns:
+            The checkpoint at the last boundary up to their end, and the state at their end.
+        """
+        if not self.block:
+            return EMPTY, EMPTY
+        whole = len(entries) // self.block * self.block
+        for start in range(0, whole, self.block):
+            state = hash((state, tuple(entries[start : start + self.block])))
+        return state, hash((state, tuple(entries[whole:])))
+
+    def choose(
+        self, request: Request, entries: Sequence[int], recent: Sequence[int], state: int
+    ) -> int:
         """The token after a prefix, given the entries that were read back for it.
 
         Args:
             request: whose seed, end tokens and min_tokens count.
             entries: one for each position of the prefix.
             recent: those of the last `window` positions, as the ring had them.
+            state: the recurrent state after the prefix.
         """
-        number = hash((request.seed, tuple(entries), tuple(recent))) & 0x7FFFFFFF
+        number = hash((request.seed, tuple(entries), tuple(recent), state)) & 0x7FFFFFFF
         if self.broken_one_in and number % self.broken_one_in == 0:
             return UNCHOSEN
         token = number // 7 % self.vocab
@@ -82,7 +106,8 @@ class HashModel:
     def follow(self, request: Request, tokens: Sequence[int]) -> int:
         """The token after `tokens` of the request."""
         entries = [self.entry(position, token) for position, token in enumerate(tokens)]
-        return self.choose(request, entries, entries[max(0, len(entries) - self.window) :])
+        recent = entries[max(0, len(entries) - self.window) :]
+        return self.choose(request, entries, recent, self.replay(EMPTY, entries)[1])
 
     def guess(self, request: Request, count: int) -> list[int]:
         """The next `count` tokens: an oracle for test drafters."""
@@ -114,6 +139,7 @@ class HashRunner:
 
     def __init__(self, model: HashModel, limits: LedgerLimits, draft_tokens: int) -> None:
         """Make room for what `limits` names; drafts of up to `draft_tokens` fit the rings."""
+        assert not model.block or draft_tokens < model.block, "a draft may complete one block"
         self.model = model
         self.complaints: list[str] = []
         self._page_tokens = limits.page_tokens
@@ -121,14 +147,18 @@ class HashRunner:
         rows = 1 + limits.slots + limits.points
         self._pages = [[EMPTY] * limits.page_tokens for _ in range(limits.pages + 1)]
         self._rings = [[EMPTY] * self._columns for _ in range(rows)]
+        self._inputs = [[EMPTY] * (model.block + draft_tokens) for _ in range(rows)]
+        self._checkpoints = [EMPTY] * rows
 
     def prepare(self, work: Work) -> None:
         """See Runner."""
         for page in work.clear_pages:
             self._pages[page] = [EMPTY] * self._page_tokens
         for source, target in work.copies:
-            copied = [EMPTY] * self._columns if source is None else list(self._rings[source])
-            self._rings[target] = copied
+            for rings in (self._rings, self._inputs):
+                fresh = [EMPTY] * len(rings[target])
+                rings[target] = fresh if source is None else list(rings[source])
+            self._checkpoints[target] = EMPTY if source is None else self._checkpoints[source]
 
     def run(self, rows: Sequence[PlannedRow]) -> StepResult:
         """See Runner: all rows write their pages before any of them reads."""
@@ -136,8 +166,25 @@ class HashRunner:
         entries = [self._write(row) for row in rows]
         results = [self._choose(row, own) for row, own in zip(rows, entries, strict=True)]
         for row, own in zip(rows, entries, strict=True):
-            self._write_ring(row, own)
+            self._advance(row, own)
+            _write_ring(self._rings[row.lease.slot], row.first, own)
+            _write_ring(self._inputs[row.lease.slot], row.first, own)
         return StepResult(results, torch.empty(0))
+
+    def settle(self, rows: Sequence[PlannedRow]) -> None:
+        """See Runner: a block that accepted drafts completed is folded."""
+        block = self.model.block
+        for row in rows if block else ():
+            fold = fold_due(row.lease.slot, row.first + row.count, row.lease.computed, block)
+            if fold is not None:
+                self._fold(fold)
+
+    def _fold(self, fold: Fold) -> None:
+        """Move a checkpoint on by one block, from the inputs in the ring."""
+        positions = range(fold.base, fold.base + self.model.block)
+        inputs = _read_ring(self._inputs[fold.slot], positions)
+        state, _ = self.model.replay(self._checkpoints[fold.slot], inputs)
+        self._checkpoints[fold.slot] = state
 
     def forget(self, request: RequestId) -> None:
         """Nothing is kept by request."""
@@ -166,19 +213,49 @@ class HashRunner:
             return RowResult([])
         seen = list(chain.from_iterable(self._pages[page] for page in row.lease.pages))
         ends = range(row.first + row.count, row.first + len(own) + 1)
-        choose, request = self.model.choose, row.request
-        return RowResult([choose(request, seen[:end], self._recent(row, own, end)) for end in ends])
+        request = row.request
+        return RowResult(
+            [
+                self.model.choose(
+                    request,
+                    seen[:end],
+                    self._recent(row, own, end),
+                    self._replayed(row, own, end)[1],
+                )
+                for end in ends
+            ]
+        )
 
     def _recent(self, row: PlannedRow, own: Sequence[int], end: int) -> list[int]:
         """Entries of the last positions before `end`: the ring's, then the row's own."""
-        ring, start = self._rings[row.lease.slot], max(0, end - self.model.window)
-        before = [ring[p % self._columns] for p in range(start, min(row.first, end))]
+        start = max(0, end - self.model.window)
+        before = _read_ring(self._rings[row.lease.slot], range(start, min(row.first, end)))
         return before + list(own[max(0, start - row.first) : end - row.first])
 
-    def _write_ring(self, row: PlannedRow, own: Sequence[int]) -> None:
-        ring, end = self._rings[row.lease.slot], row.first + len(own)
-        for position in range(max(row.first, end - self._columns), end):
-            ring[position % self._columns] = own[position - row.first]
+    def _replayed(self, row: PlannedRow, own: Sequence[int], end: int) -> tuple[int, int]:
+        """The checkpoint and the state before position `end`, from the row's checkpoint on."""
+        block, slot = self.model.block, row.lease.slot
+        if not block:
+            return EMPTY, EMPTY
+        before = _read_ring(self._inputs[slot], range(row.first // block * block, row.first))
+        entries = [*before, *own[: end - row.first]]
+        return self.model.replay(self._checkpoints[slot], entries)
+
+    def _advance(self, row: PlannedRow, own: Sequence[int]) -> None:
+        """Bring the checkpoint up to the known tokens."""
+        checkpoint, _ = self._replayed(row, own, row.first + row.count)
+        self._checkpoints[row.lease.slot] = checkpoint
+
+
+def _read_ring(ring: Sequence[int], positions: range) -> list[int]:
+    return [ring[position % len(ring)] for position in positions]
+
+
+def _write_ring(ring: list[int], first: int, entries: Sequence[int]) -> None:
+    """Write the last entries of a row that starts at `first`, as many as there are columns."""
+    end = first + len(entries)
+    for position in range(max(first, end - len(ring)), end):
+        ring[position % len(ring)] = entries[position - first]
 
 
 class InjectedFailure(RuntimeError):
@@ -211,7 +288,7 @@ class Failures:
 
 
 class FailingRunner:
-    """A runner that may fail before it has prepared anything, or with all caches written."""
+    """A runner that may fail before it has prepared anything, with all caches written, or after."""
 
     def __init__(self, runner: Runner, failures: Failures) -> None:
         """Wrap `runner`."""
@@ -227,6 +304,11 @@ class FailingRunner:
         result = self._runner.run(rows)
         self._failures.strike("run")
         return result
+
+    def settle(self, rows: Sequence[PlannedRow]) -> None:
+        """See Runner."""
+        self._failures.strike("settle")
+        self._runner.settle(rows)
 
     def forget(self, request: RequestId) -> None:
         """See Runner."""

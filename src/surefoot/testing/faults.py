@@ -14,6 +14,9 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from surefoot.backend.protocol import Fold
+from surefoot.draft.drafter import CommittedRow, DraftRow
+from surefoot.draft.mtp import MtpDrafter
 from surefoot.engine.output import Taken, TextStream, take_run
 from surefoot.engine.rows import PlannedRow
 from surefoot.engine.runner import EagerForward
@@ -21,7 +24,10 @@ from surefoot.engine.scheduler import Scheduler
 from surefoot.request import FinishReason, Request
 from surefoot.sample.context import Contexts
 from surefoot.sample.processors import HistoryCounts, RowContext
-from surefoot.state.ledger import Lease, Ledger
+from surefoot.state.ledger import Lease, Ledger, Work
+from surefoot.state.plan import MemoryPlan
+from surefoot.state.pool import Pools
+from surefoot.state.spec import CacheSpec, Recurrent, Ring
 from surefoot.step import Row, Step
 
 
@@ -128,6 +134,83 @@ class PaddingOnLivePage(PaddedForward):
         return replace(row, table=[live.table[0]] * len(row.table), slot=live.slot)
 
 
+@dataclass(frozen=True)
+class FoldForgotten(EagerForward):
+    """Checkpoints stay where the forward pass left them."""
+
+    def fold(self, folds: Sequence[Fold]) -> None:
+        """See Forward."""
+
+
+@dataclass(frozen=True)
+class FoldTwice(EagerForward):
+    """Every block that drafts completed goes into the checkpoint twice."""
+
+    def fold(self, folds: Sequence[Fold]) -> None:
+        """See Forward."""
+        super().fold(folds)
+        super().fold(folds)
+
+
+class _HalfPoints(Pools):
+    """Resume points that lack some of the caches."""
+
+    lacking: tuple[type[CacheSpec], ...] = ()
+
+    def __init__(self, specs: Sequence[CacheSpec], plan: MemoryPlan, device: torch.device) -> None:
+        """See Pools."""
+        super().__init__(specs, plan, device)
+        lost = {spec.name for spec in specs if isinstance(spec, self.lacking)}
+        self._first_point = 1 + plan.slots
+        self._lost = [pool for (cache, _), pool in self._rows.items() if cache in lost]
+
+    def apply(self, work: Work) -> None:
+        """See Pools."""
+        super().apply(Work(work.clear_pages, []))
+        for source, target in work.copies:
+            before = [pool[:, target].clone() for pool in self._lost]
+            super().apply(Work([], [(source, target)]))
+            for pool, old in zip(self._lost, before, strict=True):
+                if target >= self._first_point:
+                    pool[:, target] = old
+
+
+class PointsWithoutRings(_HalfPoints):
+    """Resume points hold the recurrent state but no convolution inputs."""
+
+    lacking = (Ring,)
+
+
+class PointsWithoutCheckpoints(_HalfPoints):
+    """Resume points hold the convolution inputs but no recurrent state."""
+
+    lacking = (Recurrent,)
+
+
+class NoBoundaryState(MtpDrafter):
+    """The state of a page's last token is not kept with the page."""
+
+    def _keep(self, rows: Sequence[CommittedRow], flat: Tensor) -> None:
+        boundary, self._boundary = self._boundary, self._boundary.clone()
+        super()._keep(rows, flat)
+        self._boundary = boundary
+
+
+class SeesEverything(MtpDrafter):
+    """Attention of the draft head looks at entries that were never written."""
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[list[int]]:
+        """See Drafter."""
+        starts = [row.lease.draft_from for row in rows]
+        for row, start in zip(rows, starts, strict=True):
+            if start <= row.lease.computed:
+                row.lease.draft_from = 0
+        drafts = super().propose(rows)
+        for row, start in zip(rows, starts, strict=True):
+            row.lease.draft_from = start
+        return drafts
+
+
 def keep_wrong_draft(drafts: Sequence[int], chosen: Sequence[int]) -> int:
     """`accepted`, but the first draft that differs is kept as well."""
     right = 0
@@ -167,6 +250,12 @@ FAULTS: Mapping[str, Fault] = {
     "page published past the cursor": Fault("surefoot.engine.assemble.Ledger", EarlyPublisher),
     "padding on a live page": Fault("surefoot.engine.assemble.EagerForward", PaddingOnLivePage),
     "wrong draft kept": Fault("surefoot.engine.loop.accepted", keep_wrong_draft),
+    "fold forgotten": Fault("surefoot.engine.assemble.EagerForward", FoldForgotten),
+    "fold done twice": Fault("surefoot.engine.assemble.EagerForward", FoldTwice),
+    "points without rings": Fault("surefoot.engine.assemble.Pools", PointsWithoutRings),
+    "points without checkpoints": Fault("surefoot.engine.assemble.Pools", PointsWithoutCheckpoints),
+    "boundary state not kept": Fault("surefoot.engine.assemble.MtpDrafter", NoBoundaryState),
+    "draft_from ignored": Fault("surefoot.engine.assemble.MtpDrafter", SeesEverything),
     "length before stop": Fault("surefoot.engine.loop.take_run", length_before_stop),
 }
 

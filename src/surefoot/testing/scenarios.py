@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from surefoot.engine.scheduler import SchedulerLimits
@@ -75,6 +75,11 @@ def make_scenario(seed: int) -> Scenario:
         broken_one_in=random.choice([0, 0, 0, 150]),
     )
     page_tokens, rows = random.choice([1, 2, 4, 4, 8]), random.randint(1, 6)
+    # Other draws than those above and below, which stay what they were for each seed.
+    others = Random(f"{seed}/recurrent")
+    blocks = [block for block in (2, 4, 8) if page_tokens % block == 0] if bounded else []
+    block = others.choice([0, *blocks])
+    model = replace(model, block=block)
     arrivals = _arrivals(random, model.vocab, page_tokens)
     longest = max(arrival.request.length_limit for arrival in arrivals)
     spare = random.choice([0, 1, 3, 10, 40])
@@ -83,7 +88,7 @@ def make_scenario(seed: int) -> Scenario:
         model=model,
         ledger=LedgerLimits(
             pages=-(-longest // page_tokens) + spare,
-            slots=rows,
+            slots=others.choice([rows, rows, max(1, rows - 2)]),
             points=random.choice([0, 1, 2, 4, 8]),
             page_tokens=page_tokens,
             bounded=bounded,
@@ -96,7 +101,7 @@ def make_scenario(seed: int) -> Scenario:
             prefill_chunk=random.choice([1, 3, 8, 64]),
         ),
         drafter=random.choice(DRAFTERS),
-        draft_tokens=random.randint(0, 6),
+        draft_tokens=min(random.randint(0, 6), block - 1 if block else 6),
         adaptive=random.random() < 0.3,
         arrivals=arrivals,
         failure_rate=random.choice([0, 0, 0, 0.02, 0.1]),

@@ -95,6 +95,7 @@ class _Watch:
         self.rows: list[PlannedRow] = []
         self.complaints: list[str] = []
         self.prepare, self.forget = runner.prepare, runner.forget
+        self.settle = runner.settle
 
     def run(self, rows: Sequence[PlannedRow]) -> StepResult:
         """See Runner."""

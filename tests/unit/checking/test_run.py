@@ -1,11 +1,13 @@
 """A check of a tiny model passes, and fails as soon as something is wrong."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
+from surefoot.backend.protocol import Fold
 from surefoot.checking.cases import Amount, Scope
 from surefoot.checking.engines import Models
 from surefoot.checking.prompts import Prompt
@@ -13,7 +15,7 @@ from surefoot.checking.report import CaseReport, Report
 from surefoot.checking.run import Checker, Watch
 from surefoot.config import make_config
 from surefoot.errors import PromptError, SettingError
-from surefoot.model.model import Description, Model
+from surefoot.model.model import Description, DraftHead, Model
 from surefoot.state.pool import Pools
 from surefoot.step import Batch
 from surefoot.testing.faults import padded, planted
@@ -21,12 +23,12 @@ from tests.unit.checking.conftest import Check
 
 ALL = Scope(
     ["none", "ngram", "draft-model", "replay", "wrong"],
-    depths=[4, None],
+    depths=[[4, None]],
     batches=[3, 1],
     caches=[True, False],
     chunks=[64, 5],
 )
-SMALL = Scope(["none", "replay"], depths=[4], batches=[4], caches=[True], chunks=[5])
+SMALL = Scope(["none", "replay"], depths=[[4]], batches=[4], caches=[True], chunks=[5])
 GREEDY = replace(SMALL, samplings=["greedy"])
 
 
@@ -39,6 +41,13 @@ class Wobbly:
     @property
     def description(self) -> Description:
         return self._model.description
+
+    @property
+    def draft_head(self) -> DraftHead | None:
+        return self._model.draft_head
+
+    def fold(self, folds: Sequence[Fold], pools: Pools) -> None:
+        self._model.fold(folds, pools)
 
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
         return self._model.forward(batch, pools)
@@ -69,9 +78,9 @@ def test_without_the_bitwise_mode_it_passes_too(check: Check, loose_models: Mode
 
 
 def test_the_wanted_tokens_are_compared_and_no_more_cases_run(check: Check, models: Models) -> None:
-    report = check(models, GREEDY, tokens=300)
-    assert report.tokens_compared >= 300
-    assert report.tokens_compared - report.cases[-1].tokens < 300
+    report = check(models, GREEDY, tokens=400)
+    assert report.tokens_compared >= 400
+    assert report.tokens_compared - report.cases[-1].tokens < 400
     assert report.cases[-1].case.round >= 1
 
 
@@ -198,9 +207,8 @@ def test_whoever_watches_is_told(models: Models, prompts: list[Prompt]) -> None:
     report: Report = Checker(models, make_config(), prompts, amount, told).run(GREEDY)
     assert told.ended == list(report.cases)
     assert told.expected == told.advanced == report.tokens_compared
-    assert [name for name in told.begun if not name.startswith("plain run")] == [
-        case.case.name for case in report.cases
-    ]
+    begun = dict.fromkeys(name for name in told.begun if not name.startswith("plain run"))
+    assert list(begun) == [case.case.name for case in report.cases]
 
 
 def test_plain_runs_are_made_once(models: Models, prompts: list[Prompt]) -> None:
@@ -211,8 +219,13 @@ def test_plain_runs_are_made_once(models: Models, prompts: list[Prompt]) -> None
             begun.append(what)
 
     Checker(models, make_config(), prompts, Amount(new_tokens=3), Told()).run(GREEDY)
-    plain = [what for what in begun if what.startswith("plain run")]
-    assert len(plain) == len(set(plain)) == len(prompts)
+    told = [what.removeprefix("plain run of ") for what in begun if what.startswith("plain run")]
+    plain = [label for labels in told for label in labels.split(", ")]
+    turns = [label for label in plain if label.endswith("(next turn)")]
+    assert len(plain) == len(set(plain)) == len(prompts) + len(turns)
+    assert len(turns) >= 3
+    # Some are made alone, the others together.
+    assert 1 < len(told) < len(plain)
 
 
 def test_prompts_are_needed(models: Models) -> None:
@@ -236,4 +249,4 @@ def test_a_short_context_cuts_every_run_alike(models: Models, prompts: list[Prom
 
 def test_a_depth_beyond_the_backend_is_refused(check: Check, models: Models) -> None:
     with pytest.raises(SettingError, match="draft_tokens"):
-        check(models, replace(GREEDY, depths=[99]))
+        check(models, replace(GREEDY, depths=[[99]]))

@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ KEYS = {
     "pages",
     "slots",
     "bytes",
+    "request_state",
     "backend",
     "capabilities",
 }
@@ -47,6 +49,7 @@ def test_json_from_a_config_alone(surefoot: Run, config_only: Path) -> None:
             "kind": "ring",
             "window": 8,
             "bytes_per_request": entry * (8 + 3 + 1),
+            "columns": 8 + 3 + 1,
         },
     ]
     assert done.json["draft_head"] is None
@@ -123,6 +126,88 @@ def test_what_an_engine_would_refuse_is_named(
 def test_an_unknown_architecture_is_named(surefoot: Run, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["MambaForCausalLM"]}))
     assert "'MambaForCausalLM' is not supported" in surefoot("inspect", tmp_path).error
+
+
+LARGE_HYBRID = {
+    "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+    "model_type": "qwen3_5_moe",
+    "text_config": {
+        "model_type": "qwen3_5_moe_text",
+        "vocab_size": 248320,
+        "hidden_size": 2048,
+        "num_hidden_layers": 40,
+        "full_attention_interval": 4,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "max_position_embeddings": 262144,
+        "rms_norm_eps": 1e-6,
+        "hidden_act": "silu",
+        "attn_output_gate": True,
+        "mtp_num_hidden_layers": 1,
+        "tie_word_embeddings": False,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1e7,
+            "partial_rotary_factor": 0.25,
+        },
+    },
+}
+
+
+def inspect_large(surefoot: Run, folder: Path, depth: int) -> dict[str, Any]:
+    (folder / "config.json").write_text(json.dumps(LARGE_HYBRID))
+    flags = ("--draft-tokens", depth, "--memory", "16GiB", "--max-model-len", 4096)
+    done = surefoot("inspect", folder, *flags, "--dtype", "bfloat16", "--max-rows", 4, "--json")
+    assert done.status == 0, done.err
+    content: dict[str, Any] = done.json
+    return content
+
+
+def test_state_is_small_and_its_checkpoint_does_not_depend_on_the_depth(
+    surefoot: Run, tmp_path: Path
+) -> None:
+    """The published sizes of a model of 35 billion parameters, without its weights."""
+    found = {depth: inspect_large(surefoot, tmp_path, depth) for depth in (1, 3, 8)}
+    for depth, content in found.items():
+        caches = {cache["name"]: cache for cache in content["caches"]}
+        delta, conv, state = caches["delta"], caches["conv"], content["request_state"]
+        # 30 layers of 32 heads of 128 x 128 numbers of four bytes.
+        assert delta["checkpoint_bytes"] == state["checkpoint_bytes"] == 30 * 32 * 128 * 128 * 4
+        assert delta["columns"] <= delta["block"] + depth
+        assert conv["columns"] == conv["window"] + depth + 1
+        assert state["ring_bytes"] == delta["ring_bytes"] + conv["bytes_per_request"]
+        window = 30 * 8192 * 2 * 3
+        assert state["states_bytes"] == (depth + 2) * (state["checkpoint_bytes"] + window)
+    assert found[8]["request_state"]["ratio"] <= 0.17
+    # What others keep at k = 3 is about 300 MiB.
+    assert 300 < found[3]["request_state"]["states_bytes"] / 2**20 < 310
+    assert found[8]["draft_head"] == "mtp"
+
+
+def test_the_comparison_is_printed(surefoot: Run, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LARGE_HYBRID))
+    flags = ("--draft-tokens", 8, "--memory", "16GiB", "--max-model-len", 4096, "--max-rows", 4)
+    done = surefoot("inspect", tmp_path, *flags, "--dtype", "bfloat16")
+    words = " ".join(done.out.split())
+    assert "replay keeps" in words
+    assert "k + 2 = 10 states would be" in words
+    assert "mtp, up to 8 tokens" in words
+
+
+def test_a_depth_beyond_the_block_is_refused(surefoot: Run, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LARGE_HYBRID))
+    done = surefoot("inspect", tmp_path, "--draft-tokens", 16)
+    assert done.error.startswith("draft_tokens: cache delta allows drafts of at most 15 tokens")
 
 
 def test_of_a_hub_id_only_the_config_is_fetched(

@@ -41,7 +41,7 @@ def fresh_caches(model: LoadedModel, plan: MemoryPlan, tokens: Sequence[int], fi
     """Caches of `tokens[first:]`, computed in one go; nothing below `first` is seen."""
     pools = Pools(model.model.description.caches, plan, model.backend.device)
     pages = list(range(1, len(tokens) // plan.page_tokens + 2))
-    row = Row(tokens[first:], first, len(tokens) - first, pages, 1, first, 0)
+    row = Row(tokens[first:], first, len(tokens) - first, pages, 1, first, 0, first)
     with torch.inference_mode():
         model.model.forward(Step.of([row], plan.page_tokens).build(model.backend), pools)
     return pools

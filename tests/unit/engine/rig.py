@@ -52,6 +52,9 @@ class ScriptedRunner:
         self.steps.append(list(rows))
         return StepResult([self._choose(row) for row in rows], torch.empty(0))
 
+    def settle(self, rows: Sequence[PlannedRow]) -> None:
+        """See Runner."""
+
     def forget(self, request: RequestId) -> None:
         """See Runner."""
 

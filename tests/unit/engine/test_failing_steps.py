@@ -26,7 +26,7 @@ GREEDY = SamplingParams(max_tokens=12, temperature=0)
 
 
 def failing_rig(at: set[int]) -> tuple[Rig, Failures]:
-    """Steps have two calls each: prepare and run, so step i runs in call 2 i + 1."""
+    """Any call may fail: to prepare, to run or to settle."""
     script, failures = ScriptedRunner(), Failures(at)
     return Rig(script=script, runner=FailingRunner(script, failures)), failures
 
@@ -64,6 +64,48 @@ def test_a_request_that_comes_later_has_tries_of_its_own() -> None:
     rig.drain()
     assert first.finish_reason is FinishReason.ERROR
     assert (second.retries, list(second.output)) == (1, [7, 8])
+
+
+class FailsToSettle(ScriptedRunner):
+    """The checkpoints cannot follow the steps with these numbers, counted from 0."""
+
+    def __init__(self, at: set[int]) -> None:
+        super().__init__()
+        self._at, self._settled = at, 0
+
+    def settle(self, rows: Sequence[PlannedRow]) -> None:
+        """See Runner."""
+        self._settled += 1
+        if self._settled - 1 in self._at:
+            raise RuntimeError("planted")
+
+
+def test_a_step_that_fails_after_the_choice_keeps_what_was_emitted() -> None:
+    """The checkpoints of its rows may be wrong, so they are computed anew from published pages."""
+    rig = Rig(script=FailsToSettle({3}))
+    going_on, ending = rig.add([1, 2, 3, 4, 5, 6]), rig.add([5, 6, 7, 8])
+    for _ in range(4):
+        rig.step()
+    assert list(going_on.output) == [1, 2, 3, 4]
+    assert (going_on.retries, going_on.finished) == (1, False)
+    # The row that ended with this step has ended, and left nothing behind that is not certain.
+    assert (ending.finish_reason, ending.retries) == (FinishReason.LENGTH, 0)
+    assert list(ending.output) == [5, 6, 7, 8]
+    assert rig.ledger.held_pages == 0
+    assert rig.ledger.cached_pages == 1
+    rig.drain()
+    assert list(going_on.output) == [1, 2, 3, 4, 5, 6]
+    assert rig.reasons(going_on) == [FinishReason.LENGTH]
+
+
+def test_a_second_failure_after_the_choice_ends_the_request_with_an_error() -> None:
+    rig = Rig(script=FailsToSettle({0, 1}))
+    request = rig.add([1, 2, 3, 4])
+    rig.step()
+    rig.step()
+    assert list(request.output) == [1, 2]
+    assert rig.reasons(request) == [FinishReason.ERROR]
+    rig.check_empty()
 
 
 class RecordingRunner(ScriptedRunner):

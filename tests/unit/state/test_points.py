@@ -187,7 +187,7 @@ def test_the_rolling_point_stays_with_the_tree_at_the_end() -> None:
     assert again.cached == 8
 
 
-def test_resuming_copies_the_point_after_the_clear() -> None:
+def test_resuming_copies_the_point_into_the_slot() -> None:
     ledger = ledger_of()
     tokens = list(range(6))
     lease = admitted(ledger, tokens)
@@ -196,7 +196,7 @@ def test_resuming_copies_the_point_after_the_clear() -> None:
     ledger.take_work()
     again = admitted(ledger, tokens)
     assert again.cached == 4
-    assert ledger.take_work().copies == [(None, again.slot), (FIRST_POINT, again.slot)]
+    assert ledger.take_work().copies == [(FIRST_POINT, again.slot)]
 
 
 def test_a_match_ends_at_the_deepest_point() -> None:
@@ -307,7 +307,6 @@ def test_a_point_row_is_read_before_it_is_written_again() -> None:
     prefill(ledger, other, [2] * 5)
     assert other.path[0].point == FIRST_POINT
     assert ledger.take_work().copies == [
-        (None, again.slot),
         (FIRST_POINT, again.slot),
         (other.slot, FIRST_POINT),
     ]
@@ -340,3 +339,91 @@ def test_a_point_lost_is_taken_again_by_the_next_request() -> None:
     # The tree has the page that was computed anew; the old one is free again.
     assert lease.private_pages() == [1]
     ledger.audit()
+
+
+def test_without_a_free_slot_the_matched_point_becomes_the_slot() -> None:
+    ledger = ledger_of(slots=1)
+    lease = admitted(ledger, [1] * 9)
+    prefill(ledger, lease, [1] * 9)
+    ledger.release(lease, [1] * 9)
+    other = admitted(ledger, [2] * 5)
+    ledger.take_work()
+    assert ledger.admit([3] * 5, 1) is None
+    again = admitted(ledger, [1] * 9)
+    assert (again.cached, again.slot) == (8, 3)
+    assert again.path[-1].point is None
+    # The row holds what the cursor needs already.
+    assert ledger.take_work().copies == []
+    ledger.audit()
+    assert ledger.tree.points == 1
+    ledger.release(again, [1] * 9)
+    ledger.release(other, [2] * 5)
+    ledger.audit()
+    assert ledger.free_slots == 1
+    # The longer prefix is usable no more, the shorter one is.
+    assert admitted(ledger, [1] * 9).cached == 4
+
+
+def test_a_point_that_somebody_holds_is_not_taken_over() -> None:
+    ledger = ledger_of(slots=1)
+    tokens = [1] * 9
+    lease = admitted(ledger, tokens)
+    prefill(ledger, lease, tokens)
+    assert point_pages(lease) == [1, 2]
+    assert ledger.admit(tokens, 1) is None
+    assert point_pages(lease) == [1, 2]
+    ledger.audit()
+
+
+def test_a_point_taken_over_goes_back_to_the_points() -> None:
+    ledger = ledger_of(slots=1, points=1)
+    lease = admitted(ledger, [1] * 5)
+    prefill(ledger, lease, [1] * 5)
+    ledger.release(lease, [1] * 5)
+    admitted(ledger, [2] * 5)
+    again = admitted(ledger, [1] * 5)
+    assert again.slot == 2
+    # Its row was the only point, so none can be taken while it runs.
+    tokens = [1] * 5
+    row(ledger, again, 1, tokens)
+    decode(ledger, again, tokens, 3)
+    assert point_pages(again) == []
+    ledger.release(again, tokens)
+    ledger.audit()
+    assert ledger._free_points == [2]
+
+
+def test_a_long_prompt_in_a_full_pool_moves_its_own_last_point_along() -> None:
+    ledger = ledger_of(points=3, every=1)
+    tokens = list(range(30))
+    lease = admitted(ledger, tokens)
+    prefill(ledger, lease, tokens)
+    # The first ones serve prompts that begin alike, the last one serves the next turn.
+    assert point_pages(lease) == [1, 2, 7]
+    ledger.release(lease, tokens)
+    assert admitted(ledger, [*tokens, 9]).cached == 28
+
+
+def test_points_that_others_hold_too_do_not_move() -> None:
+    ledger = ledger_of(points=2, every=1)
+    tokens = list(range(9))
+    one = admitted(ledger, tokens)
+    prefill(ledger, one, tokens)
+    assert point_pages(one) == [1, 2]
+    longer = [*tokens, *range(40, 50)]
+    two = admitted(ledger, longer)
+    assert two.cached == 8
+    prefill(ledger, two, longer)
+    assert point_pages(two) == [1, 2]
+    ledger.audit()
+
+
+def test_without_points_nothing_is_cached_and_nothing_is_cut() -> None:
+    ledger = ledger_of(points=0)
+    tokens = list(range(30))
+    lease = admitted(ledger, tokens)
+    assert prefill(ledger, lease, tokens) == [30]
+    ledger.release(lease, tokens)
+    assert ledger.cached_pages == 0
+    assert admitted(ledger, tokens).cached == 0
+    assert [copy[0] for copy in ledger.take_work().copies] == [None, None]

@@ -1,0 +1,250 @@
+"""Drafting with the model's own draft head (multi-token prediction).
+
+    position       0    1    2    3    4    5    6        P = 4, computed = 5
+    token          a    b    c    d    e    f             f is the bonus, known but not computed
+    target state   h0   h1   h2   h3   h4
+    head entry     -    b,h0 c,h1 d,h2 e,h3 f,h4 g,m5     f,h4 and g,m5 are written while drafting
+
+Entry i belongs to token i and the target's hidden state of token i - 1, so entries start at 1, and
+what the head computes there guesses token i + 1. Behind the bonus the head reads what it gave out
+itself (m5); once tokens are committed their entries are written anew, from the target's states.
+
+That waits until the next draft, or until the page is full: a request that is not drafted for costs
+a copy of its states and no more. What waits lies in a ring of the last P + 1 states of each slot.
+
+A request that resumes from cached pages needs the state of the token before. It lies beside the
+pages: the hidden state of each page's last token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from surefoot.backend.protocol import Backend
+from surefoot.draft.drafter import CommittedRow, DraftRow
+from surefoot.ids import RequestId
+from surefoot.model.model import Description, DraftHead
+from surefoot.sample.choose import try_choose
+from surefoot.sample.context import Contexts
+from surefoot.state.ledger import Lease, Work
+from surefoot.state.plan import MemoryPlan
+from surefoot.state.pool import Pools
+from surefoot.state.spec import CacheSpec, Paged, Part
+from surefoot.step import Row, Step
+
+_BOUNDARY, _STATE = "draft.boundary", "hidden"
+
+
+def mtp_caches(description: Description, dtype: str, page_tokens: int) -> tuple[CacheSpec, ...]:
+    """What drafting with a model's head keeps: the head's caches and the boundary states.
+
+    Args:
+        description: of a model with a draft head.
+        dtype: element type of the hidden states, e.g. "float32".
+        page_tokens: P.
+    """
+    state = Part(_STATE, (math.prod(description.hidden_shape),), dtype)
+    return (*description.draft_caches, Paged(_BOUNDARY, 1, (state,), ratio=page_tokens))
+
+
+class MtpDrafter:
+    """Runs the head over what is new and the bonus token, then over its own guesses."""
+
+    name = "mtp"
+
+    def __init__(
+        self,
+        head: DraftHead,
+        description: Description,
+        pools: Pools,
+        backend: Backend,
+        plan: MemoryPlan,
+    ) -> None:
+        """Draft with `head`, the head of the model that `description` tells of.
+
+        `pools` were made by `plan` and hold what `mtp_caches` names.
+        """
+        self._head, self._pools, self._backend = head, pools, backend
+        self._shape, self._page_tokens = description.hidden_shape, plan.page_tokens
+        self._contexts = Contexts(description.vocab_size, backend.device)
+        self._boundary = pools.paged(_BOUNDARY, _STATE)[0].squeeze(-2)
+        # Ring of the target's last states: that of position p in row slot * columns + p % columns.
+        self._columns = plan.page_tokens + 1
+        rows = (1 + plan.slots + plan.points) * self._columns
+        self._recent = self._boundary.new_zeros((rows, self._boundary.shape[-1]))
+        # The ring has the states below this position; a call that failed leaves a gap.
+        self._kept: dict[RequestId, int] = {}
+
+    def prepare(self, work: Work) -> None:
+        """See Drafter."""
+        self._pools.apply(work)
+
+    def forget(self, request: RequestId) -> None:
+        """See Drafter."""
+        self._contexts.forget(request)
+        self._kept.pop(request, None)
+
+    @torch.inference_mode()
+    def propose(self, rows: Sequence[DraftRow]) -> list[list[int]]:
+        """See Drafter: pass i extends every draft that wants more than i tokens."""
+        self._resume([row for row in rows if row.lease.computed == row.lease.cached])
+        drafts: list[list[int]] = [[] for _ in rows]
+        able = [i for i, row in enumerate(rows) if self._can_draft(row)]
+        if not able:
+            return drafts
+        hidden = self._first_pass([rows[i] for i in able], [drafts[i] for i in able])
+        for depth in range(1, max(rows[i].limit for i in able)):
+            kept = [place for place, i in enumerate(able) if rows[i].limit > depth]
+            if len(kept) < len(able):
+                able, hidden = [able[place] for place in kept], hidden[kept]
+            hidden = self._next_pass([rows[i] for i in able], [drafts[i] for i in able], hidden)
+        return drafts
+
+    def _can_draft(self, row: DraftRow) -> bool:
+        """Whether the bonus token can have an entry: the state of the token before is known."""
+        lease = row.lease
+        known = self._kept.get(row.request.id) == lease.computed
+        return known and lease.computed >= max(1, lease.draft_from)
+
+    def _first_pass(self, rows: Sequence[DraftRow], drafts: Sequence[list[int]]) -> Tensor:
+        """Compute the entries that are missing up to the bonus token's, and guess what follows."""
+        steps: list[Row] = []
+        sources: list[int] = []
+        for row in rows:
+            lease = row.lease
+            begin = _next_entry(lease)
+            steps.append(_row(lease, row.request.tokens[begin:], begin, wanted=1))
+            sources += self._columns_of(lease, range(begin - 1, lease.computed))
+        batch = Step.of(steps, self._page_tokens).build(self._backend)
+        hidden = self._head.enter(self._shaped(self._recent[sources]))
+        hidden = self._head.forward(batch, hidden, self._pools)[batch.wanted]
+        for row in rows:
+            row.lease.drafted = row.lease.computed + 1
+        self._choose(rows, drafts, hidden)
+        return hidden
+
+    def _next_pass(
+        self, rows: Sequence[DraftRow], drafts: Sequence[list[int]], hidden: Tensor
+    ) -> Tensor:
+        """Feed the last guesses and the head's own states [rows, ...], and guess again."""
+        steps = [
+            _row(row.lease, draft[-1:], row.lease.computed + len(draft), wanted=1)
+            for row, draft in zip(rows, drafts, strict=True)
+        ]
+        batch = Step.of(steps, self._page_tokens).build(self._backend)
+        hidden = self._head.forward(batch, hidden, self._pools)
+        self._choose(rows, drafts, hidden)
+        return hidden
+
+    def _choose(
+        self, rows: Sequence[DraftRow], drafts: Sequence[list[int]], hidden: Tensor
+    ) -> None:
+        """Append one token to each draft."""
+        pairs = zip(rows, drafts, strict=True)
+        contexts = [self._contexts.after(row.request, draft) for row, draft in pairs]
+        chosen = try_choose(self._head.logits(hidden), contexts)
+        for draft, token in zip(drafts, chosen, strict=True):
+            draft.append(token)
+
+    @torch.inference_mode()
+    def observe(self, rows: Sequence[CommittedRow], hidden: Tensor) -> None:
+        """See Drafter: keep the states of what was committed, and complete full pages."""
+        rows = [row for row in rows if row.keep_up and row.count > 0]
+        if not rows:
+            return
+        self._resume([row for row in rows if row.first == row.lease.cached])
+        for row in rows:
+            if self._kept.get(row.request.id) != row.first:
+                # The states in between are gone, so the head starts anew from here.
+                row.lease.draft_from = row.lease.drafted = row.first + 1
+        flat = hidden.flatten(1).to(self._recent.dtype)
+        size = self._page_tokens
+        late = [row for row in rows if row.lease.drafted < row.lease.computed // size * size]
+        if late:
+            self._complete(late, flat)
+        self._keep(rows, flat)
+        self._kept.update((row.request.id, row.lease.computed) for row in rows)
+
+    def _complete(self, rows: Sequence[CommittedRow], flat: Tensor) -> None:
+        """Write the entries up to the cursor; `flat` are the target's states of the step."""
+        steps: list[Row] = []
+        sources: list[int] = []
+        kept = len(self._recent)
+        for row in rows:
+            lease, begin = row.lease, _next_entry(row.lease)
+            steps.append(_row(lease, row.request.tokens[begin : lease.computed], begin, wanted=0))
+            sources += self._columns_of(lease, range(begin - 1, row.first))
+            before = kept + row.offset - row.first
+            sources += range(before + max(begin - 1, row.first), before + lease.computed - 1)
+        needed = torch.tensor(sources, device=flat.device)
+        old = needed < kept
+        states = flat[(needed - kept).clamp(min=0)]
+        states[old] = self._recent[needed[old]]
+        batch = Step.of(steps, self._page_tokens).build(self._backend)
+        self._head.catch_up(batch, self._head.enter(self._shaped(states)), self._pools)
+        for row in rows:
+            row.lease.drafted = row.lease.computed
+
+    def _keep(self, rows: Sequence[CommittedRow], flat: Tensor) -> None:
+        """Keep the last states of each row, and that of the last token of each page."""
+        size = self._page_tokens
+        pages: list[int] = []
+        ends: list[int] = []
+        columns: list[int] = []
+        recent: list[int] = []
+        for row in rows:
+            lease, before = row.lease, row.offset - row.first
+            full = range(row.first // size, lease.computed // size)
+            pages += [lease.pages[page] for page in full]
+            ends += [before + (page + 1) * size - 1 for page in full]
+            last = range(max(row.first, lease.computed - self._columns), lease.computed)
+            columns += self._columns_of(lease, last)
+            recent += [before + position for position in last]
+        if pages:
+            self._boundary[pages] = flat[ends]
+        self._recent[columns] = flat[recent]
+
+    def _resume(self, rows: Sequence[DraftRow | CommittedRow]) -> None:
+        """Take up requests whose cached prefix was attached and that have computed nothing yet."""
+        columns: list[int] = []
+        pages: list[int] = []
+        for row in rows:
+            lease = row.lease
+            self._kept[row.request.id] = lease.cached
+            if 0 < lease.draft_from == lease.cached:
+                # No state of the token before came with the pages.
+                lease.draft_from = lease.cached + 1
+            elif lease.cached and lease.draft_from < lease.cached:
+                columns += self._columns_of(lease, range(lease.cached - 1, lease.cached))
+                pages.append(lease.pages[lease.cached // self._page_tokens - 1])
+        if pages:
+            self._recent[columns] = self._boundary[pages]
+
+    def _columns_of(self, lease: Lease, positions: range) -> list[int]:
+        start = lease.slot * self._columns
+        return [start + position % self._columns for position in positions]
+
+    def _shaped(self, flat: Tensor) -> Tensor:
+        return flat.view(-1, *self._shape)
+
+
+def _next_entry(lease: Lease) -> int:
+    """Position of the first entry that is missing."""
+    return max(1, lease.drafted, lease.draft_from)
+
+
+def _row(lease: Lease, tokens: Sequence[int], first: int, *, wanted: int) -> Row:
+    return Row(
+        tokens=tokens,
+        first=first,
+        certain=max(0, min(len(tokens), lease.computed + 1 - first)),
+        table=lease.pages,
+        slot=lease.slot,
+        visible_from=max(1, lease.draft_from),
+        wanted=wanted,
+        settled=min(first, lease.computed + 1),
+    )
