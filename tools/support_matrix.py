@@ -18,10 +18,13 @@ BEGIN, END = "<!-- support matrix: begin -->", "<!-- support matrix: end -->"
 
 
 def matrix() -> str:
-    """Architectures by backends, and the drafters."""
+    """Architectures by backends and draft heads, and the drafters."""
     backends = list(BACKENDS)
-    lines = ["| architecture | " + " | ".join(backends) + " |", "|---" * (len(backends) + 1) + "|"]
-    lines += [f"| {name} |" + " yes |" * len(backends) for name in sorted(FAMILIES)]
+    columns = ["architecture", *backends, "draft head"]
+    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+    for name, family in sorted(FAMILIES.items()):
+        heads = ", ".join(f"`{head}`" for head in family.draft_heads) or "-"
+        lines.append(f"| {name} |" + " yes |" * len(backends) + f" {heads} |")
     drafters = ", ".join(f"`{name}`" for name in DRAFTERS if name not in ("auto", "none", "mtp"))
     return "\n".join([*lines, "", f"Drafters for all of them: {drafters}, and plug-ins."])
 

@@ -19,15 +19,21 @@ class Family:
     Attributes:
         describe: (config, dtype, cache prefix) to what the config tells.
         load: (tensors, config, backend, cache prefix) to a model.
+        draft_heads: drafters that its checkpoints may bring along.
     """
 
     describe: Callable[[Mapping[str, object], str, str], Description]
     load: Callable[[TensorTaker, Mapping[str, object], Backend, str], Model]
+    draft_heads: tuple[str, ...]
 
 
-FAMILIES: Mapping[str, Family] = dict.fromkeys(
-    llama.ARCHITECTURES, Family(llama.describe, llama.LlamaModel)
-) | dict.fromkeys(qwen3_5.ARCHITECTURES, Family(qwen3_5.describe, qwen3_5.HybridModel))
+_DENSE = Family(llama.describe, llama.LlamaModel, draft_heads=())
+_HYBRID = Family(qwen3_5.describe, qwen3_5.HybridModel, draft_heads=("mtp",))
+
+FAMILIES: Mapping[str, Family] = {
+    **dict.fromkeys(llama.ARCHITECTURES, _DENSE),
+    **dict.fromkeys(qwen3_5.ARCHITECTURES, _HYBRID),
+}
 
 
 def family_of(config: Mapping[str, object]) -> Family:
