@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +23,9 @@ from surefoot.server.run import Server, address_of, bind
 
 NAME = "tiny"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+PATIENCE_S = 60
+"""A busy machine may take its time; what waits longer than this hangs."""
 
 
 class SteppedEngine(Engine):
@@ -190,7 +193,7 @@ class Call:
         self._left.set()
 
     async def first_event(self) -> None:
-        await asyncio.wait_for(self._came.wait(), 10)
+        await asyncio.wait_for(self._came.wait(), PATIENCE_S)
 
     async def _receive(self) -> dict[str, Any]:
         if not self._sent:
@@ -208,8 +211,18 @@ class Call:
                 self._came.set()
 
 
-async def until(condition: Any) -> None:
+async def until(condition: Callable[[], bool]) -> None:
     """Wait until it holds."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition():
             await asyncio.sleep(0.002)
+
+
+async def step_until(engine: SteppedEngine, condition: Callable[[], bool]) -> None:
+    """Let a held engine make one step after the other until it holds."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            begun = engine.steps
+            engine.let(1)
+            while engine.steps == begun and not condition():
+                await asyncio.sleep(0.002)

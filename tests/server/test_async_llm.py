@@ -12,7 +12,7 @@ from surefoot.engine.models import LoadedModel
 from surefoot.errors import EngineClosedError, PromptError, SettingError
 from surefoot.llm import LLM
 from surefoot.params import SamplingParams
-from tests.server.serving import SteppedEngine, engine_of, until
+from tests.server.serving import PATIENCE_S, SteppedEngine, engine_of, until
 
 PROMPTS = ["abc", "xyz xyz xyz", "q"]
 
@@ -33,7 +33,7 @@ def with_llm(engine: SteppedEngine, main: Callable[[AsyncLLM], Awaitable[None]])
     """Run `main`; afterwards nothing may be held."""
 
     async def run(llm: AsyncLLM) -> None:
-        await asyncio.wait_for(main(llm), 20)
+        await asyncio.wait_for(main(llm), PATIENCE_S)
 
     llm = AsyncLLM(engine)
     try:

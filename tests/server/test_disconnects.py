@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from surefoot.engine.models import LoadedModel
-from tests.server.serving import CHAT, COMPLETIONS, Call, Served, served, until
+from tests.server.serving import CHAT, COMPLETIONS, PATIENCE_S, Call, Served, served, until
 
 LONG = {"max_tokens": 200, "ignore_eos": True}
 
@@ -23,7 +23,7 @@ async def leave_and_count(tiny: Served, call: Call, running: asyncio.Task[None])
     """Steps from the client's leaving until everything is free."""
     before = tiny.engine.steps
     call.leave()
-    await asyncio.wait_for(running, 10)
+    await asyncio.wait_for(running, PATIENCE_S)
     tiny.engine.let(2)
     await until(lambda: tiny.engine.idle)
     return tiny.engine.steps - before
@@ -65,7 +65,7 @@ def test_a_client_that_never_leaves_keeps_its_slot(tiny: Served) -> None:
         await call.first_event()
         assert tiny.engine.usage.running == 1
         tiny.engine.release()
-        await asyncio.wait_for(running, 20)
+        await asyncio.wait_for(running, PATIENCE_S)
         assert call.events[-1] == b"data: [DONE]\n\n"
 
     asyncio.run(main())

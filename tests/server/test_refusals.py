@@ -11,7 +11,16 @@ import pytest
 
 from surefoot.engine.models import LoadedModel
 from surefoot.server.gate import MAX_BODY_BYTES
-from tests.server.serving import CHAT, COMPLETIONS, Call, Served, served, until
+from tests.server.serving import (
+    CHAT,
+    COMPLETIONS,
+    PATIENCE_S,
+    Call,
+    Served,
+    served,
+    step_until,
+    until,
+)
 
 USER = [{"role": "user", "content": "hi"}]
 
@@ -335,12 +344,11 @@ def test_a_dead_engine_is_unhealthy(target: LoadedModel, caplog: pytest.LogCaptu
             call = Call(COMPLETIONS, {"prompt": "a", "max_tokens": 90, "stream": True})
             streaming = asyncio.ensure_future(call.run(opened.app))
             whole = asyncio.ensure_future(opened.post(CHAT, {"messages": USER}))
-            opened.engine.let(4)
-            await call.first_event()
-            await until(lambda: opened.engine.usage.running == 2)
+            await step_until(opened.engine, lambda: opened.engine.usage.running == 2)
+            await step_until(opened.engine, lambda: bool(call.events))
             opened.engine.parts.loop._scheduler.plan = None  # type: ignore[method-assign,assignment]
             opened.engine.release()
-            await asyncio.wait_for(streaming, 10)
+            await asyncio.wait_for(streaming, PATIENCE_S)
             last = json.loads(call.events[-1].removeprefix(b"data: "))
             assert last["error"]["code"] == "stopped"
             assert (await whole).status_code == 503
