@@ -54,6 +54,7 @@ def generate(
     asks = asking.gather(prompts)
     if not asks and compare:
         asks = [Ask(prompt=COPYING)]
+        screen.note(f"No prompt was given. This one is continued:\n\n{COPYING}\n[continuation]")
     if not asks:
         raise PromptError("none was given; name one behind the model, or use --prompt or --file")
     options, config = asking.template_options(), engine.single()
