@@ -51,7 +51,8 @@ def sides_for(
 ) -> dict[str, Callable[[], float]]:
     generator = torch.Generator().manual_seed(batch)
     size = (batch, options.prompt_tokens)
-    prompts = torch.randint(0, 49152, size, generator=generator).tolist()
+    vocab = peer.config.get_text_config().vocab_size
+    prompts = torch.randint(0, vocab, size, generator=generator).tolist()
     sides: dict[str, Callable[[], float]] = {
         "transformers": lambda: transformers_decode(peer, prompts, options.new_tokens)
     }
@@ -72,9 +73,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     path = locate(options.model, revision=None, progress=print)
-    peer = AutoModelForCausalLM.from_pretrained(
-        path.parent, gguf_file=path.name, dtype=torch.float32
-    )
+    source = {"gguf_file": path.name} if path.is_file() else {}
+    folder = path.parent if path.is_file() else path
+    peer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **source)
     models = {
         "bitwise": load(options.model, make_config(drafter="none")),
         "no-bitwise": load(options.model, make_config(drafter="none", bitwise=False)),

@@ -1,0 +1,144 @@
+"""What the model's own draft head brings: tokens a pass, speed by batch, and prefix reuse.
+
+python benchmarks/mtp.py accept
+python benchmarks/mtp.py speed --batch 1 8 32 --pairs 9
+python benchmarks/mtp.py turns
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from functools import partial
+
+import torch
+from measure import alternate, decode, engine_on, ratio, save
+
+from surefoot.config import make_config
+from surefoot.engine.engine import Engine
+from surefoot.engine.models import LoadedModel, load
+from surefoot.params import SamplingParams
+from surefoot.request import Request
+from surefoot.weights.locate import locate
+
+WINDOW = 20  # tokens; a window that came before in the same text counts as repetition
+
+
+def held_out(model: str, count: int) -> list[str]:
+    """Prompts that the model's training never saw; they lie beside its weights."""
+    folder = locate(model, revision=None, progress=print)
+    entries = json.loads((folder / "held_out.json").read_text())
+    return [entry["prompt"] for entry in entries[:count]]
+
+
+def repetition(texts: tuple[tuple[int, ...], ...]) -> float:
+    """Share of token windows that came before in the same text."""
+    repeated = total = 0
+    for ids in texts:
+        seen: set[tuple[int, ...]] = set()
+        for start in range(len(ids) - WINDOW + 1):
+            window = tuple(ids[start : start + WINDOW])
+            repeated += window in seen
+            total += 1
+            seen.add(window)
+    return repeated / total
+
+
+def accept(model: LoadedModel, options: argparse.Namespace) -> None:
+    """Tokens committed a target pass, greedy and sampled, at each depth."""
+    prompts = held_out(options.model, options.prompts)
+    for temperature in (0.7, 0.0):
+        for depth in options.depths:
+            engine = engine_on(model, drafter="mtp", draft_tokens=depth, max_rows=len(prompts))
+            run = decode(engine, prompts, options.new_tokens, temperature)
+            length = 1 + run.accepted / run.drafts
+            repeated = repetition(run.tokens)
+            print(
+                f"temperature {temperature}  k = {depth}  {length:.2f} tokens a pass  "
+                f"{repeated:.1%} of windows repeat",
+                flush=True,
+            )
+            save("mtp_accept", {"temperature": temperature, "depth": depth, "length": length})
+            engine.close()
+
+
+def speed(model: LoadedModel, options: argparse.Namespace) -> None:
+    """Decode speed with the head against none, by batch."""
+    prompts = held_out(options.model, max(options.batch))
+    for batch in options.batch:
+        engines = {"none": engine_on(model, drafter="none", max_rows=batch)}
+        for depth in options.depths:
+            name = f"mtp {depth}"
+            engines[name] = engine_on(model, drafter="mtp", draft_tokens=depth, max_rows=batch)
+        engines["mtp auto"] = engine_on(model, drafter="mtp", max_rows=batch)
+        sides = {
+            name: partial(_speed, engine, prompts[:batch], options)
+            for name, engine in engines.items()
+        }
+        speeds = alternate(sides, options.pairs)
+        for name, values in speeds.items():
+            print(
+                f"batch {batch:3d} {name:9s} {statistics.median(values):7.1f} tok/s "
+                f"{ratio(values, speeds['none']):5.2f}x",
+                flush=True,
+            )
+        save("mtp_speed", {"batch": batch, "tokens_per_s": speeds, **vars(options)})
+
+
+def _speed(engine: Engine, prompts: list[str], options: argparse.Namespace) -> float:
+    return decode(engine, prompts, options.new_tokens, options.temperature).tokens_per_s
+
+
+def turns(model: LoadedModel, options: argparse.Namespace) -> None:
+    """The second turn of a chat: how much of what it shares with the first is computed anew."""
+    params = SamplingParams(max_tokens=options.new_tokens, temperature=0.7, seed=1, ignore_eos=True)
+    prompts = held_out(options.model, options.prompts)
+    for drafter in ("none", "mtp"):
+        engine = Engine(model, make_config(drafter=drafter, memory=1 << 30))
+        shares, seconds = [], []
+        for text in prompts:
+            prompt = 4 * engine.tokenizer.encode(text) if engine.tokenizer else []
+            first = _finished(engine, prompt, params)
+            shared = [*prompt, *first.output]
+            begun = time.perf_counter()
+            second = _finished(engine, [*shared, *prompt[:8]], SamplingParams(max_tokens=1))
+            seconds.append(time.perf_counter() - begun)
+            shares.append(second.cached_tokens / len(shared))
+        print(
+            f"{drafter:5s} cached {statistics.mean(shares):.1%} of the shared part "
+            f"(least {min(shares):.1%}), second turn's first token in "
+            f"{1e3 * statistics.median(seconds):.1f} ms",
+            flush=True,
+        )
+        save("mtp_turns", {"drafter": drafter, "shares": shares, "seconds": seconds})
+        engine.close()
+
+
+def _finished(engine: Engine, prompt: list[int], params: SamplingParams) -> Request:
+    (request,) = engine.submit(prompt, params)
+    while not engine.idle:
+        engine.step()
+    return request
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("accept", "speed", "turns"))
+    parser.add_argument("--model", default="tiny-hybrid")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 16, 32])
+    parser.add_argument("--depths", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--prompts", type=int, default=40)
+    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--temperature", type=float, default=0.7)
+    parser.add_argument("--pairs", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    model = load(options.model, make_config(drafter="none"))
+    {"accept": accept, "speed": speed, "turns": turns}[options.what](model, options)
+
+
+if __name__ == "__main__":
+    main()
