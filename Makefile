@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 
-DEMO = $(BIN)/surefoot generate smollm2 --drafter ngram --compare
+DEMO = $(BIN)/surefoot generate --drafter mtp --temperature 0.7 --seed 2 --compare
 
 .PHONY: demo test deep lint format venv clean
 
@@ -28,6 +28,7 @@ deep: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m deep --hypothesis-profile=deep --timeout=3600
 	$(BIN)/surefoot check smollm2 --bitwise --tokens 20000
 	$(BIN)/surefoot check smollm2 --no-bitwise --tokens 20000
+	$(BIN)/surefoot check tiny-hybrid --bitwise --tokens 20000
 
 lint: $(STAMP)
 	$(BIN)/ruff check

@@ -19,7 +19,7 @@ from surefoot.cli.options import (
     ModelName,
     SamplingOptions,
 )
-from surefoot.cli.prompts import COPYING
+from surefoot.cli.prompts import CLASS
 from surefoot.cli.report import Comparison, result_entries, summary
 from surefoot.cli.show import Screen
 from surefoot.errors import PromptError, SettingError
@@ -53,8 +53,8 @@ def generate(
     screen = Screen()
     asks = asking.gather(prompts)
     if not asks and compare:
-        asks = [Ask(prompt=COPYING)]
-        screen.note(f"No prompt was given. This one is continued:\n\n{COPYING}\n[continuation]")
+        asks = [Ask(prompt=CLASS)]
+        screen.note(f"No prompt was given. This one is continued:\n\n{CLASS}\n[continuation]")
     if not asks:
         raise PromptError("none was given; name one behind the model, or use --prompt or --file")
     options, config = asking.template_options(), engine.single()

