@@ -124,15 +124,15 @@ class AsyncStream:
         """
         await self._admitted
 
-    def settle(self, refusal: Exception | None) -> None:
+    def resolve(self, refusal: Exception | None) -> None:
         """From the engine thread: the prompts were taken in, or refused for this reason."""
-        self._soon(partial(self._settle, refusal))
+        self._soon(partial(self._resolve, refusal))
 
     def deliver(self, pieces: Sequence[LivePiece | EngineClosedError]) -> None:
         """From the engine thread: some more pieces, or that none will come."""
         self._soon(partial(self._put, pieces))
 
-    def _settle(self, refusal: Exception | None) -> None:
+    def _resolve(self, refusal: Exception | None) -> None:
         if self._admitted.done():
             return
         if refusal is None:
@@ -196,12 +196,6 @@ class AsyncLLM:
         """The model's own sampling defaults (generation_config.json), else greedy."""
         return self._front.default_params()
 
-    async def encode_chat(
-        self, messages: Sequence[Message], options: Mapping[str, object]
-    ) -> list[int]:
-        """Token ids of a conversation, ready for the answer; raises as `LLM.render_chat`."""
-        return await asyncio.to_thread(self._front.render_chat, messages, options)
-
     async def submit(self, prompts: Sequence[Prompt], params: SamplingParams) -> AsyncStream:
         """Begin to continue prompts; all of them are taken in, or none.
 
@@ -215,15 +209,32 @@ class AsyncLLM:
                 "max_waiting" if as many requests wait already as may wait.
             EngineClosedError: the engine has stopped.
         """
-        samples, most = len(prompts) * params.n, self.engine.config.max_waiting
+        return await self._begin(len(prompts), partial(self._encode, prompts), params)
+
+    async def submit_chat(
+        self, messages: Sequence[Message], options: Mapping[str, object], params: SamplingParams
+    ) -> AsyncStream:
+        """Begin to answer a conversation; raises as `submit` and `LLM.render_chat`.
+
+        Args:
+            messages: the conversation.
+            options: further variables for the chat template.
+            params: how to continue.
+        """
+        return await self._begin(1, lambda: [self._front.render_chat(messages, options)], params)
+
+    async def _begin(
+        self, count: int, encode: Callable[[], list[Prompt]], params: SamplingParams
+    ) -> AsyncStream:
+        """Keep places for `count` prompts, then have a thread make them, then hand them over."""
+        samples, most = count * params.n, self.engine.config.max_waiting
         if samples > most:
             raise PromptError(f"asks for {samples} samples at once, more than max_waiting {most}")
         if self._coming + samples > most:
             raise SettingError("max_waiting", f"{most} requests wait already; try again later")
         self._coming += samples
         try:
-            encoded = await asyncio.to_thread(self._encode, prompts)
-            return await self._hand_over(encoded, params)
+            return await self._hand_over(await asyncio.to_thread(encode), params)
         finally:
             self._coming -= samples
 
@@ -306,11 +317,11 @@ class _Driver:
         except Exception as error:  # a bug met by one request shall not end the others
             for request in reversed(requests):
                 self._engine.abort(request)
-            stream.settle(error)
+            stream.resolve(error)
             return
         self._requests[stream] = requests
         self._places |= {request: (stream, at) for at, request in enumerate(requests)}
-        stream.settle(None)
+        stream.resolve(None)
 
     def abort(self, stream: AsyncStream) -> None:
         """Work: end what still runs of a stream."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from types import TracebackType
 from typing import Self
 
@@ -17,6 +18,7 @@ from surefoot.params import SamplingParams
 from surefoot.request import Request
 from surefoot.results import Completion, Piece, Result, Speculation, Timing
 from surefoot.text.template import ChatTemplate
+from surefoot.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, object]
@@ -199,16 +201,20 @@ class LLM:
 
     def render_chat(self, messages: Sequence[Message], options: Mapping[str, object]) -> list[int]:
         """Token ids of a conversation, ready for the answer."""
+        tokenizer, template = self._chat
+        if "messages" in options:
+            raise SettingError("template_options", "cannot replace 'messages', which is given")
+        opens = options.get("add_generation_prompt", True) is True
+        text = template.render(messages, options, add_generation_prompt=opens)
+        return tokenizer.encode(text, add_special=False)
+
+    @cached_property
+    def _chat(self) -> tuple[Tokenizer, ChatTemplate]:
+        """The tokenizer and its chat template, which takes a while to compile."""
         tokenizer = self.engine.tokenizer
         if tokenizer is None or tokenizer.chat_template is None:
             raise TokenizerError(f"{self.engine.target.name!r} has no chat template; use generate")
-        template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
-        variables = dict(options)
-        if "messages" in variables:
-            raise SettingError("template_options", "cannot replace 'messages', which is given")
-        opens = variables.pop("add_generation_prompt", True) is True
-        text = template.render(messages, add_generation_prompt=opens, **variables)
-        return tokenizer.encode(text, add_special=False)
+        return tokenizer, ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
         """Continue one prompt and hand out each step's piece at once.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -104,15 +103,16 @@ class SamplingParams:
         _number("min_p", self.min_p, lambda x: 0 <= x <= 1, "from 0 to 1")
         for name in ("presence_penalty", "frequency_penalty"):
             _number(name, getattr(self, name), lambda x: -2 <= x <= 2, "from -2 to 2")
+        # Smaller ones are of no use, and at last make scores infinite.
         _number(
             "repetition_penalty",
             self.repetition_penalty,
-            lambda x: 0 < x <= 100,
-            "above 0, at most 100",
+            lambda x: 0.01 <= x <= 100,
+            "from 0.01 to 100",
         )
         for token, bias in self.logit_bias.items():
             _integer("logit_bias", token, 0, None)
-            _number("logit_bias", bias, lambda x: -1e6 <= x <= 1e6, "from -1e6 to 1e6")
+            _number("logit_bias", bias, lambda x: -100 <= x <= 100, "from -100 to 100")
 
     def _check_stops(self) -> None:
         _require(
@@ -167,7 +167,8 @@ def _integer(name: str, value: object, low: int, high: int | None, optional: boo
 
 def _number(name: str, value: object, fits: Callable[[float], bool], rule: str) -> None:
     numeric = isinstance(value, int | float) and not isinstance(value, bool)
-    good = numeric and isinstance(value, int | float) and math.isfinite(value) and fits(value)
+    # Whole numbers may be too large for a float, and NaN fits nothing.
+    good = numeric and isinstance(value, int | float) and fits(value)
     _require(good, name, f"must be a number {rule}", value)
 
 

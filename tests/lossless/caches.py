@@ -28,10 +28,12 @@ def fresh_batch(model: LoadedModel, plan: MemoryPlan, tokens: Sequence[int], fir
 
 
 @torch.inference_mode()
-def fresh_caches(model: LoadedModel, plan: MemoryPlan, tokens: Sequence[int]) -> Pools:
-    """The model's caches after `tokens`, computed in one go."""
+def fresh_caches(
+    model: LoadedModel, plan: MemoryPlan, tokens: Sequence[int], first: int = 0
+) -> Pools:
+    """The model's caches after `tokens[first:]`, computed in one go; nothing before is known."""
     pools = Pools(model.model.description.caches, plan, model.backend.device)
-    model.model.forward(fresh_batch(model, plan, tokens, 0), pools)
+    model.model.forward(fresh_batch(model, plan, tokens, first), pools)
     return pools
 
 
@@ -40,6 +42,18 @@ def check_target(engine: Engine, request: Request) -> None:
     lease = engine.parts.scheduler._running[request]
     tokens = request.tokens[: lease.computed]
     check_caches(engine.target, engine.parts.plan, (engine.parts.pools, lease), tokens)
+
+
+def check_draft_model(engine: Engine, request: Request, draft: LoadedModel) -> None:
+    """Every cache of a draft model, which may have started anew on the way."""
+    lease = engine.parts.scheduler._running[request]
+    guard = engine.parts.drafter
+    assert isinstance(guard, GuardedDrafter)
+    assert isinstance(guard._drafter, ModelDrafter)
+    if lease.drafted > lease.draft_from:
+        own = guard._drafter._pools, lease
+        tokens = request.tokens[: lease.drafted]
+        check_caches(draft, engine.parts.plan, own, tokens, lease.draft_from)
 
 
 def check_drafter(engine: Engine, request: Request, draft: LoadedModel | None) -> None:
@@ -87,14 +101,18 @@ def check_head(
 
 
 def check_caches(
-    model: LoadedModel, plan: MemoryPlan, own: tuple[Pools, Lease], tokens: Sequence[int]
+    model: LoadedModel,
+    plan: MemoryPlan,
+    own: tuple[Pools, Lease],
+    tokens: Sequence[int],
+    first: int = 0,
 ) -> None:
-    """Every entry that may be read has the bits of a fresh run."""
-    fresh = fresh_caches(model, plan, tokens)
+    """Every entry that may be read has the bits of a fresh run that starts at `first`."""
+    fresh = fresh_caches(model, plan, tokens, first)
     for spec in model.model.description.caches:
         if isinstance(spec, Paged):
             for part in spec.parts:
-                check_pages(spec, part, own, fresh, range(len(tokens)))
+                check_pages(spec, part, own, fresh, range(first, len(tokens)))
         else:
             check_rows(spec, own, fresh, plan.capacities[spec.name], len(tokens))
 

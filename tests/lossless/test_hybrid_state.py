@@ -1,17 +1,25 @@
 """After any accepted count every cache of a hybrid is, to the last bit, that of a plain run."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import pytest
+from torch import Tensor
 
+from surefoot.backend.protocol import Fold
 from surefoot.config import make_config
+from surefoot.draft.draft_model import ModelDrafter
 from surefoot.draft.drafter import Drafter, DraftRow
+from surefoot.draft.guard import GuardedDrafter
 from surefoot.engine.engine import Engine
+from surefoot.model.model import Description, DraftHead, Model
 from surefoot.params import SamplingParams
 from surefoot.request import Request, SpeculationCounts
+from surefoot.state.pool import Pools
+from surefoot.step import Batch
 from surefoot.testing.drafters import StatelessDrafter
 from surefoot.testing.faults import planted
-from tests.lossless.caches import check_drafter, check_target
+from tests.lossless.caches import check_draft_model, check_drafter, check_target
 from tests.lossless.harness import PROMPTS, VOCAB, Bench, drafter_pools, drain, poison
 
 GREEDY = SamplingParams(max_tokens=44, temperature=0)
@@ -128,23 +136,42 @@ def test_the_next_turn_resumes_target_and_drafter(drafter: str, bench: Bench) ->
     assert (second.tokens, second.speculation) == (third.tokens, third.speculation)
 
 
-def test_a_prompt_is_resumed_as_far_with_the_head_as_without(bench: Bench) -> None:
+@pytest.mark.parametrize("chunk", [256, 13, 15])
+def test_a_prompt_is_resumed_as_far_with_the_head_as_without(chunk: int, bench: Bench) -> None:
     """One engine each for all prompts: what was cached for one length must not help the next."""
-    engines = [engine_of(bench, "hybrid", "none", 0), engine_of(bench, "hybrid", "mtp", 3)]
-    params = SamplingParams(max_tokens=3, temperature=0)
-    for length in (1, 2, 15, 16, 17, 18, 31, 32, 33, 48, 49):
+    kinds = (("none", 0), ("mtp", 3))
+    engines = [engine_of(bench, "hybrid", *kind, prefill_chunk=chunk) for kind in kinds]
+    for length in (1, 2, 14, 15, 16, 17, 18, 27, 31, 32, 33, 48, 49):
         prompt = [length, *((7 * i + length) % VOCAB for i in range(length - 1))]
-        hits = []
-        for engine in engines:
-            [one] = engine.submit(prompt, params)
-            drain(engine)
-            [two] = engine.submit(prompt, params)
-            drain(engine)
-            [three] = engine.submit([*one.tokens, 3], params)
-            drain(engine)
-            hits.append([request.cached_tokens for request in (one, two, three)])
-        assert hits[0] == hits[1], f"prompt of {length} tokens"
-        assert hits[0][1] == (length - 1) // 16 * 16
+        plainly, drafted = (resumed(engine, [prompt]) for engine in engines)
+        assert plainly == drafted, f"prompt of {length} tokens"
+        assert plainly[1] == (length - 1) // 16 * 16
+
+
+def test_prompts_in_a_crowd_are_resumed_as_far_with_the_head_as_without(bench: Bench) -> None:
+    """Chunks are what the others of a step leave, so a single token may be left of a prompt."""
+    for room in (17, 28, 44):
+        hits = [
+            resumed(
+                engine_of(bench, "hybrid", *kind, max_step_tokens=room, memory=1 << 24),
+                [[start, *PROMPT[: 13 + start]] for start in range(3)],
+            )
+            for kind in (("none", 0), ("mtp", 3))
+        ]
+        assert hits[0] == hits[1], f"{room} tokens a step"
+        assert sum(hits[0]) > 0
+
+
+def resumed(engine: Engine, prompts: Sequence[Sequence[int]]) -> list[int]:
+    """Cached tokens of new prompts, of the same again, and of the turns that follow them."""
+    params, hits = SamplingParams(max_tokens=7, temperature=0), []
+    follow: list[list[int]] = []
+    for asked in (prompts, prompts, follow):
+        requests = [engine.submit(prompt, params)[0] for prompt in asked]
+        drain(engine)
+        hits += [request.cached_tokens for request in requests]
+        follow[:] = [[*request.tokens, 3] for request in requests]
+    return hits
 
 
 def test_thirty_two_at_once_get_what_each_gets_alone(bench: Bench) -> None:
@@ -164,6 +191,78 @@ def test_pages_without_drafter_state_are_not_looked_at(bench: Bench) -> None:
     drafts = drafts_behind_undrafted_pages(bench, 0.0)
     assert drafts.accepted > 0
     assert drafts_behind_undrafted_pages(bench, 1e4) == drafts
+
+
+def test_a_point_without_the_drafters_state_is_not_taken_for_one_with_it(bench: Bench) -> None:
+    """A request that is not drafted for takes a point on a page that another one has drafted."""
+    engine, draft = engine_of(bench, "hybrid", "draft-model", 3), bench.draft("hybrid")
+    [first] = engine.submit(PROMPT, GREEDY)
+    while len(first.tokens) < 68:
+        engine.step()
+    [quiet] = engine.submit(first.tokens[:51], SamplingParams(max_tokens=2, speculate=False))
+    while not quiet.finished:
+        engine.step()
+    [second] = engine.submit(first.tokens[:51], GREEDY)
+    while not second.finished:
+        engine.step()
+        if not second.finished:
+            check_draft_model(engine, second, draft)
+            lease = engine.parts.scheduler._running[second]
+    assert (second.cached_tokens, lease.draft_from) == (48, 48)
+    drain(engine)
+
+
+@dataclass
+class FailsOnce:
+    """A model one of whose calls fails when all is written."""
+
+    model: Model
+    at: int
+    description: Description = field(init=False)
+    draft_head: DraftHead | None = None
+
+    def __post_init__(self) -> None:
+        self.description = self.model.description
+
+    def fold(self, folds: Sequence[Fold], pools: Pools) -> None:
+        """See Model."""
+        self.model.fold(folds, pools)
+        self._count()
+
+    def forward(self, batch: Batch, pools: Pools) -> Tensor:
+        """See Model."""
+        hidden = self.model.forward(batch, pools)
+        self._count()
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See Model."""
+        return self.model.logits(hidden)
+
+    def _count(self) -> None:
+        self.at -= 1
+        if self.at == 0:
+            raise RuntimeError("planted")
+
+
+@pytest.mark.parametrize("at", [*range(1, 13), 20, 21, 22, 23, 24])
+def test_a_draft_model_that_failed_half_way_starts_anew(at: int, bench: Bench) -> None:
+    """Its checkpoints may be ahead of its cursor, or behind; the next turn must not get them."""
+    engine, draft = engine_of(bench, "hybrid", "draft-model", 3), bench.draft("hybrid")
+    guard = engine.parts.drafter
+    assert isinstance(guard, GuardedDrafter)
+    assert isinstance(guard._drafter, ModelDrafter)
+    guard._drafter._model = FailsOnce(draft.model, at)
+    tokens = list(PROMPT)
+    for _ in range(2):
+        [request] = engine.submit(tokens, SamplingParams(max_tokens=24, temperature=0))
+        while not engine.idle:
+            engine.step()
+            if not request.finished:
+                check_draft_model(engine, request, draft)
+        tokens = [*request.tokens, 1]
+    assert guard.failures == 1
+    assert request.cached_tokens == 64
 
 
 def drafts_behind_undrafted_pages(bench: Bench, value: float) -> SpeculationCounts:

@@ -19,6 +19,7 @@ from surefoot.engine.engine import Engine
 from surefoot.engine.models import LoadedModel
 from surefoot.engine.rows import Emission
 from surefoot.server.app import make_app
+from surefoot.server.gate import LIMITS, Limits
 from surefoot.server.run import Server, address_of, bind
 
 NAME = "tiny"
@@ -108,11 +109,16 @@ class Served:
 
 
 @contextmanager
-def served(target: LoadedModel, api_key: str | None = None, **settings: object) -> Iterator[Served]:
+def served(
+    target: LoadedModel,
+    api_key: str | None = None,
+    limits: Limits = LIMITS,
+    **settings: object,
+) -> Iterator[Served]:
     engine = engine_of(target, **settings)
     llm = AsyncLLM(engine)
     try:
-        yield Served(engine, llm, make_app(llm, NAME, api_key))
+        yield Served(engine, llm, make_app(llm, NAME, api_key, limits))
     finally:
         if engine.held:
             engine.release()
@@ -140,10 +146,13 @@ class Running:
 
 @contextmanager
 def running(
-    target: LoadedModel, api_key: str | None = None, **settings: object
+    target: LoadedModel,
+    api_key: str | None = None,
+    limits: Limits = LIMITS,
+    **settings: object,
 ) -> Iterator[Running]:
     ready = threading.Event()
-    with served(target, api_key, **settings) as inner, bind("127.0.0.1", 0) as taken:
+    with served(target, api_key, limits, **settings) as inner, bind("127.0.0.1", 0) as taken:
         server = Server(inner.app, inner.llm, ready.set)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [taken]})
         thread.start()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from surefoot.errors import PromptError, SettingError, TokenizerError
 from surefoot.llm import LLM, Prompt
 from surefoot.params import SamplingParams
 from surefoot.testing.tiny_models import CHAT_TEMPLATE
+from surefoot.text.template import ChatTemplate
 from tests.unit.llms import assert_at_rest, greedy, ids_of, joined, llm_on, load_tiny, sampled
 
 PROMPT = "sure foot, sure foot, sure f"
@@ -157,6 +158,25 @@ def test_template_options_reach_the_template(llm: LLM) -> None:
     (result,) = llm.chat(MESSAGES, greedy(1), {"add_generation_prompt": False})
     assert bytes(result.prompt_token_ids) == b"user: hi\n"
     assert "add_generation_prompt" in CHAT_TEMPLATE
+
+
+def test_a_template_is_compiled_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources: list[str] = []
+
+    class Counted(ChatTemplate):
+        def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
+            sources.append(source)
+            super().__init__(source, special_tokens)
+
+    monkeypatch.setattr("surefoot.llm.ChatTemplate", Counted)
+    first = llm.render_chat(MESSAGES, {})
+    assert [llm.render_chat(MESSAGES, {}) for _ in range(3)] == [first] * 3
+    assert sources == [CHAT_TEMPLATE]
+
+
+def test_template_options_may_have_any_name(llm: LLM) -> None:
+    plain = llm.render_chat(MESSAGES, {})
+    assert llm.render_chat(MESSAGES, {"self": 1, "variables": 2, "opens": 3}) == plain
 
 
 @pytest.mark.parametrize("messages", [[{"content": "hi"}], [{"role": 3, "content": "hi"}]])

@@ -107,6 +107,11 @@ def test_values_that_do_not_suit_the_model_are_named(
         ({"logprobs": 21}, "logprobs"),
         ({"stop": ("",)}, "stop"),
         ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"repetition_penalty": 0.0099}, "repetition_penalty"),
+        ({"repetition_penalty": 101}, "repetition_penalty"),
+        ({"logit_bias": {1: 100.5}}, "logit_bias"),
+        ({"logit_bias": {1: -(10**400)}}, "logit_bias"),
+        ({"temperature": 10**400}, "temperature"),
         ({"min_tokens": 9, "max_tokens": 8}, "min_tokens"),
     ],
 )

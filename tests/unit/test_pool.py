@@ -50,6 +50,15 @@ def test_pools_have_the_shapes_of_their_specs() -> None:
     assert pools.rows("delta", "x").shape == (1, 6, 8 + 2, 7)
 
 
+def test_a_ring_outside_of_points_is_neither_cleared_nor_copied() -> None:
+    pools = pools_of(KV, WINDOW, Ring("scratch", 1, (K,), window=8, saved=False))
+    pools.poison([], [SlotId(1), SlotId(2)], 3.0)
+    pools.apply(Work([], [(None, SlotId(1)), (SlotId(2), SlotId(5))]))
+    saved, scratch = pools.rows("window", "k"), pools.rows("scratch", "k")
+    assert [bool(saved[:, row].any()) for row in (1, 2, 5)] == [False, True, True]
+    assert [bool(scratch[:, row].any()) for row in (1, 2, 5)] == [True, True, False]
+
+
 def test_pools_start_as_zeros() -> None:
     pools = pools_of(*SPECS)
     assert pools.paged("kv", "k").count_nonzero() == 0

@@ -15,9 +15,8 @@ from surefoot.backend.protocol import Backend
 from surefoot.draft.drafter import CommittedRow, DraftRow
 from surefoot.ids import RequestId
 from surefoot.model.model import Model
-from surefoot.sample.choose import try_choose
+from surefoot.sample.choose import UNCHOSEN, try_choose
 from surefoot.sample.context import Contexts
-from surefoot.sample.processors import RowContext
 from surefoot.state.ledger import Lease, Work
 from surefoot.state.pool import Pools
 from surefoot.state.spec import recurrent_block
@@ -48,27 +47,27 @@ class ModelDrafter:
         drafts: list[list[int]] = [[] for _ in rows]
         self._start(row.lease for row in rows)
         for depth in range(max((row.limit for row in rows), default=0)):
-            active = [i for i, row in enumerate(rows) if row.limit > depth]
+            active = [i for i, row in enumerate(rows) if row.limit > depth == len(drafts[i])]
+            if not active:
+                break
             self._extend([rows[i] for i in active], [drafts[i] for i in active])
-        for row, draft in zip(rows, drafts, strict=True):
-            row.lease.drafted = len(row.request.tokens) + len(draft) - 1
         return drafts
 
     def _extend(self, rows: Sequence[DraftRow], drafts: Sequence[list[int]]) -> None:
-        """Append one token to each draft."""
+        """Append one token to each draft that goes on."""
         steps, contexts = [], []
         for row, draft in zip(rows, drafts, strict=True):
-            known = row.request.tokens
-            start = len(known) + len(draft) - 1 if draft else row.lease.drafted
-            steps.append(_row(row.lease, [*known, *draft][start:], start, 1))
+            start = row.lease.drafted
+            steps.append(_row(row.lease, [*row.request.tokens, *draft][start:], start, 1))
             contexts.append(self._contexts.after(row.request, draft))
-        for draft, token in zip(drafts, self._choose(steps, contexts), strict=True):
-            draft.append(token)
-
-    def _choose(self, rows: Sequence[Row], contexts: Sequence[RowContext]) -> list[int]:
-        batch = Step.of(rows, self._page_tokens).build(self._backend)
+        batch = Step.of(steps, self._page_tokens).build(self._backend)
         hidden = self._model.forward(batch, self._pools)
-        return try_choose(self._model.logits(hidden[batch.wanted]), contexts)
+        for row, draft in zip(rows, drafts, strict=True):
+            row.lease.drafted = len(row.request.tokens) + len(draft)
+        chosen = try_choose(self._model.logits(hidden[batch.wanted]), contexts)
+        for draft, token in zip(drafts, chosen, strict=True):
+            if token != UNCHOSEN:
+                draft.append(token)
 
     @torch.inference_mode()
     def observe(self, rows: Sequence[CommittedRow], hidden: Tensor) -> None:
@@ -114,10 +113,10 @@ class ModelDrafter:
             row.lease.drafted = row.lease.computed
 
     def _start(self, leases: Iterable[Lease]) -> None:
-        """Clear the slots whose requests resumed where the drafter knows nothing.
+        """Clear the slots of requests of which the drafter knows nothing yet, or no more.
 
-        They came with the resume point of a request that was not drafted for. Attention does not
-        look below `draft_from`, but a recurrent state would.
+        They came with the resume point of a request that was not drafted for, or a call failed
+        half-way. Attention does not look below `draft_from`, but a recurrent state would.
         """
         for lease in leases:
             if self._block and lease.drafted == lease.draft_from > 0:

@@ -50,7 +50,11 @@ class CommittedRow:
 
 
 class Drafter(Protocol):
-    """Proposes chains of tokens. State is per request and addressed by position."""
+    """Proposes chains of tokens. State is per request and addressed by position.
+
+    A drafter with state moves `lease.drafted` when something is written, not before. Where a call
+    failed, it finds `lease.drafted == lease.draft_from`: nothing that was kept counts.
+    """
 
     @property
     def name(self) -> str:
@@ -58,7 +62,10 @@ class Drafter(Protocol):
         ...
 
     def prepare(self, work: Work) -> None:
-        """Clear and copy cache rows as the ledger recorded; called before each step."""
+        """Clear and copy cache rows as the ledger recorded; called before each step, in portions.
+
+        A portion that fails comes again before anything else is asked.
+        """
         ...
 
     def propose(self, rows: Sequence[DraftRow]) -> list[list[int]]:

@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 
 from torch import Tensor
 
 from surefoot.draft.drafter import CommittedRow, Drafter, DraftRow
 from surefoot.ids import RequestId
-from surefoot.state.ledger import Work
+from surefoot.state.ledger import Lease, Work
 
 log = logging.getLogger(__name__)
 
 MAX_FAILURES = 8
+FORGIVEN_AFTER = 64
+"""Calls that went well and make up for one failure."""
 
 
 class GuardedDrafter:
     """Turns exceptions and rubbish of a drafter into "no draft".
 
-    After MAX_FAILURES failures the drafter is not asked again: a warning says so once.
+    What a failed call has left half-way does not count: its rows start anew at the cursor. A
+    drafter that keeps failing is not asked again: a warning says so once.
+
+    Attributes:
+        failures: how many there were so far.
     """
 
     def __init__(self, drafter: Drafter, vocab_size: int) -> None:
         """Guard `drafter`; token ids must lie in [0, vocab_size)."""
         self._drafter = drafter
         self._vocab_size = vocab_size
+        self._undone: deque[Work] = deque()
         self.failures = 0
+        self._unforgiven = 0
+        self._good = 0
 
     @property
     def name(self) -> str:
@@ -36,29 +46,48 @@ class GuardedDrafter:
     @property
     def disabled(self) -> bool:
         """Whether it failed so often that it is no longer asked."""
-        return self.failures >= MAX_FAILURES
+        return self._unforgiven >= MAX_FAILURES
 
     def prepare(self, work: Work) -> None:
-        """See Drafter."""
-        self._try("prepare", lambda: self._drafter.prepare(work))
+        """See Drafter; what fails is done before the drafter is asked again, nothing twice."""
+        if self.disabled:
+            return
+        self._undone.append(Work(work.clear_pages, []))
+        self._undone.extend(Work([], [copy]) for copy in work.copies)
+        self._try("prepare", self._prepare_undone)
+
+    def _prepare_undone(self) -> None:
+        while self._undone:
+            self._drafter.prepare(self._undone[0])
+            self._undone.popleft()
 
     def propose(self, rows: Sequence[DraftRow]) -> list[list[int]]:
         """See Drafter; every draft that comes back is legal."""
         drafts: list[list[int]] = []
-        if rows and self._try("propose", lambda: drafts.extend(self._drafter.propose(rows))):
+
+        def call() -> None:
+            drafts.extend(self._drafter.propose(rows))
+
+        if rows and self._ask("propose", call):
             if len(drafts) == len(rows):
                 return [self._legal(draft, row) for draft, row in zip(drafts, rows, strict=True)]
             self._fail("propose", f"{len(drafts)} drafts for {len(rows)} rows")
+        # A cursor past the bonus token says that only guesses were left to write.
+        _lose(row.lease for row in rows if row.lease.drafted <= row.lease.computed)
         return [[] for _ in rows]
 
     def observe(self, rows: Sequence[CommittedRow], hidden: Tensor) -> None:
         """See Drafter."""
-        if rows:
-            self._try("observe", lambda: self._drafter.observe(rows, hidden))
+        if rows and not self._ask("observe", lambda: self._drafter.observe(rows, hidden)):
+            _lose(row.lease for row in rows)
 
     def forget(self, request: RequestId) -> None:
         """See Drafter."""
         self._try("forget", lambda: self._drafter.forget(request))
+
+    def _ask(self, act: str, call: Callable[[], object]) -> bool:
+        """Whether the call went through; none does before all is prepared."""
+        return not self._undone and self._try(act, call)
 
     def _legal(self, draft: object, row: DraftRow) -> list[int]:
         """The longest usable beginning of a draft."""
@@ -82,10 +111,20 @@ class GuardedDrafter:
         except Exception as error:
             self._fail(act, f"{type(error).__name__}: {error}")
             return False
+        self._good += 1
+        if self._good % FORGIVEN_AFTER == 0:
+            self._unforgiven = max(0, self._unforgiven - 1)
         return True
 
     def _fail(self, act: str, reason: str) -> None:
         self.failures += 1
+        self._unforgiven += 1
         log.warning("drafter %s failed in %s: %s", self.name, act, reason)
-        if self.disabled:
+        if self._unforgiven == MAX_FAILURES:
             log.warning("drafter %s failed %d times and is switched off", self.name, self.failures)
+
+
+def _lose(leases: Iterable[Lease]) -> None:
+    """Nobody knows what the drafter has of these."""
+    for lease in leases:
+        lease.undraft()

@@ -10,7 +10,8 @@ what the head computes there guesses token i + 1. Behind the bonus the head read
 itself (m5); once tokens are committed their entries are written anew, from the target's states.
 
 That waits until the next draft, or until the page is full: a request that is not drafted for costs
-a copy of its states and no more. What waits lies in a ring of the last P + 1 states of each slot.
+a copy of its states and no more. What waits lies in a ring of the last states of each slot, at
+least P + 1 of them.
 
 A request that resumes from cached pages needs the state of the token before. It lies beside the
 pages: the hidden state of each page's last token.
@@ -28,19 +29,19 @@ from surefoot.backend.protocol import Backend
 from surefoot.draft.drafter import CommittedRow, DraftRow
 from surefoot.ids import RequestId
 from surefoot.model.model import Description, DraftHead
-from surefoot.sample.choose import try_choose
+from surefoot.sample.choose import UNCHOSEN, try_choose
 from surefoot.sample.context import Contexts
 from surefoot.state.ledger import Lease, Work
 from surefoot.state.plan import MemoryPlan
 from surefoot.state.pool import Pools
-from surefoot.state.spec import CacheSpec, Paged, Part
+from surefoot.state.spec import CacheSpec, Paged, Part, Ring
 from surefoot.step import Row, Step
 
-_BOUNDARY, _STATE = "draft.boundary", "hidden"
+_BOUNDARY, _RECENT, _STATE = "draft.boundary", "draft.recent", "hidden"
 
 
 def mtp_caches(description: Description, dtype: str, page_tokens: int) -> tuple[CacheSpec, ...]:
-    """What drafting with a model's head keeps: the head's caches and the boundary states.
+    """What drafting with a model's head keeps: the head's caches, boundary and recent states.
 
     Args:
         description: of a model with a draft head.
@@ -48,7 +49,12 @@ def mtp_caches(description: Description, dtype: str, page_tokens: int) -> tuple[
         page_tokens: P.
     """
     state = Part(_STATE, (math.prod(description.hidden_shape),), dtype)
-    return (*description.draft_caches, Paged(_BOUNDARY, 1, (state,), ratio=page_tokens))
+    boundary = Paged(_BOUNDARY, 1, (state,), ratio=page_tokens)
+    return (
+        *description.draft_caches,
+        boundary,
+        Ring(_RECENT, 1, (state,), page_tokens, saved=False),
+    )
 
 
 class MtpDrafter:
@@ -73,9 +79,8 @@ class MtpDrafter:
         self._contexts = Contexts(description.vocab_size, backend.device)
         self._boundary = pools.paged(_BOUNDARY, _STATE)[0].squeeze(-2)
         # Ring of the target's last states: that of position p in row slot * columns + p % columns.
-        self._columns = plan.page_tokens + 1
-        rows = (1 + plan.slots + plan.points) * self._columns
-        self._recent = self._boundary.new_zeros((rows, self._boundary.shape[-1]))
+        self._columns = plan.capacities[_RECENT]
+        self._recent = pools.rows(_RECENT, _STATE)[0].flatten(0, 1)
         # The ring has the states below this position; a call that failed leaves a gap.
         self._kept: dict[RequestId, int] = {}
 
@@ -98,7 +103,9 @@ class MtpDrafter:
             return drafts
         hidden = self._first_pass([rows[i] for i in able], [drafts[i] for i in able])
         for depth in range(1, max(rows[i].limit for i in able)):
-            kept = [place for place, i in enumerate(able) if rows[i].limit > depth]
+            kept = [p for p, i in enumerate(able) if rows[i].limit > depth == len(drafts[i])]
+            if not kept:
+                break
             if len(kept) < len(able):
                 able, hidden = [able[place] for place in kept], hidden[kept]
             hidden = self._next_pass([rows[i] for i in able], [drafts[i] for i in able], hidden)
@@ -143,12 +150,13 @@ class MtpDrafter:
     def _choose(
         self, rows: Sequence[DraftRow], drafts: Sequence[list[int]], hidden: Tensor
     ) -> None:
-        """Append one token to each draft."""
+        """Append one token to each draft that goes on."""
         pairs = zip(rows, drafts, strict=True)
         contexts = [self._contexts.after(row.request, draft) for row, draft in pairs]
         chosen = try_choose(self._head.logits(hidden), contexts)
         for draft, token in zip(drafts, chosen, strict=True):
-            draft.append(token)
+            if token != UNCHOSEN:
+                draft.append(token)
 
     @torch.inference_mode()
     def observe(self, rows: Sequence[CommittedRow], hidden: Tensor) -> None:

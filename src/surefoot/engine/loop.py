@@ -116,7 +116,17 @@ class Loop:
             row.drafts = draft
 
     def _take(self, row: PlannedRow, outcome: RowResult) -> Emission:
-        """Accept, stop and commit one row."""
+        """Accept, stop and commit one row; a bug that its text meets ends its request alone."""
+        request, length = row.request, len(row.request.tokens)
+        try:
+            return self._accept(row, outcome)
+        except Exception as error:
+            log.exception("the output of request %d could not be made", request.id)
+            del request.tokens[length:]
+            request.error = f"{type(error).__name__}: {error}"
+            return Emission(request, [], "", FinishReason.ERROR)
+
+    def _accept(self, row: PlannedRow, outcome: RowResult) -> Emission:
         request = row.request
         request.prompt_logprobs.extend(outcome.prompt_logprobs)
         if not row.final:
@@ -160,6 +170,8 @@ class Loop:
         return [Emission(request, [], "", FinishReason.ERROR)]
 
     def _finish(self, request: Request, reason: FinishReason, publish: bool = True) -> None:
+        if reason is FinishReason.ERROR:
+            log.error("request %d failed: %s", request.id, request.error)
         self._scheduler.finish(request, reason, publish)
         self._depth.forget(request.id)
         del self._streams[request]

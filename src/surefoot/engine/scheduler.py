@@ -190,7 +190,7 @@ class Scheduler:
         if not self._ledger.reserve(lease, count):
             self._ledger.release(lease, request.tokens, publish=False)
             return None
-        if request.preemptions == 0:
+        if request.preemptions == request.retries == 0:
             request.cached_tokens = lease.cached
         return PlannedRow(request, lease, lease.computed, count, count == known)
 

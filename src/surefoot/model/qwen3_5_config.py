@@ -37,7 +37,8 @@ class HybridConfig:
         eps: of all norms.
         theta: base of the rotary frequencies.
         scaling: the config's `rope_parameters` or `rope_scaling`.
-        tied: the head shares the embedding.
+        tied: the head shares the embedding. Where the text model's part is wrapped, the wrapper's
+            word counts, and the part's only where the wrapper says nothing.
         kinds: FULL or RECURRENT for each layer.
         attention: heads of full layers.
         delta: heads of recurrent layers.

@@ -274,7 +274,8 @@ def _penalise(logits: Tensor, row: RowContext) -> None:
 
 def _add_bias(logits: Tensor, bias: Mapping[int, float]) -> None:
     ids = _ids_like(logits, bias)
-    logits.index_add_(0, ids, torch.tensor(list(bias.values()), device=logits.device))
+    amounts = torch.tensor(list(bias.values()), dtype=logits.dtype, device=logits.device)
+    logits.index_add_(0, ids, amounts)
 
 
 def _only(logits: Tensor, allowed: Collection[int]) -> Tensor:

@@ -14,7 +14,7 @@ from surefoot.async_llm import AsyncLLM, AsyncStream
 from surefoot.errors import EngineClosedError, PromptError
 from surefoot.llm import Message
 from surefoot.params import SamplingParams
-from surefoot.server.gate import Gate
+from surefoot.server.gate import LIMITS, Gate, Limits
 from surefoot.server.refusals import (
     CHAT_PATH,
     FAILED,
@@ -38,17 +38,20 @@ from surefoot.server.shapes import (
 from surefoot.server.stream import DONE, EventStream, event, unless_gone
 
 
-def make_app(llm: AsyncLLM, name: str, api_key: str | None = None) -> FastAPI:
+def make_app(
+    llm: AsyncLLM, name: str, api_key: str | None = None, limits: Limits = LIMITS
+) -> FastAPI:
     """The application that serves one model.
 
     Args:
         llm: the model; whoever opened it closes it.
         name: what clients call it.
         api_key: what they must send to use it; None lets everybody.
+        limits: what all of them together may hold.
     """
     service = _Service(llm, name)
     app = FastAPI(title="surefoot", version=__version__, docs_url=None, redoc_url=None)
-    app.add_middleware(Gate, api_key=api_key)
+    app.add_middleware(Gate, api_key=api_key, limits=limits)
     add_handlers(app)
     for path, method, endpoint in (
         (CHAT_PATH, "POST", service.chat),
@@ -119,7 +122,7 @@ class _Service:
         tokenizer = self._llm.tokenizer
         if tokenizer is None or tokenizer.chat_template is None:
             raise PromptError("the model has no chat template; use /v1/completions")
-        return await self._llm.submit([await self._llm.encode_chat(messages, options)], params)
+        return await self._llm.submit_chat(messages, options, params)
 
     async def _answer(
         self,

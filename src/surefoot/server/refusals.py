@@ -18,7 +18,10 @@ CHAT_PATH = "/v1/chat/completions"
 
 _INVALID, _BROKEN = "invalid_request_error", "server_error"
 _CHAT_NAMES = {"prompt": "messages", "template_options": "chat_template_kwargs"}
-_RETRY_SECONDS = "1"
+_UNAVAILABLE = "service_unavailable"
+_RETRY = {"Retry-After": "1"}
+_CLOSE = {"Connection": "close"}
+"""For replies to a request whose body is not read to its end."""
 _SHOWN = 60
 """Characters of a wrong value that are shown."""
 
@@ -69,7 +72,7 @@ class Refused(HTTPException):
 
 
 STOPPED = Refusal(
-    503, "the engine has stopped; start the server anew", "service_unavailable", code="stopped"
+    503, "the engine has stopped; start the server anew", _UNAVAILABLE, code="stopped"
 )
 FAILED = Refusal(
     500, "the engine failed on this request; the server's log says why", _BROKEN, code="failed"
@@ -100,6 +103,25 @@ def too_large(limit: int) -> Refusal:
     return Refusal(413, message, code="request_too_large")
 
 
+def too_slow(seconds: float) -> Refusal:
+    """The body does not come."""
+    message = f"the body was not there after {seconds:g} s; send it faster, or less of it"
+    return Refusal(408, message, code="request_timeout", headers=_CLOSE)
+
+
+def too_many(limit: int) -> Refusal:
+    """As many requests are open as may be."""
+    message = f"{limit:,} requests are open, as many as may be; try again later"
+    return Refusal(503, message, _UNAVAILABLE, code="overloaded", headers=_RETRY)
+
+
+def too_much(limit: int) -> Refusal:
+    """The bodies of all open requests have more bytes than are kept."""
+    message = f"the open requests have more than {limit:,} bytes together; try again later"
+    headers = {**_RETRY, **_CLOSE}
+    return Refusal(503, message, _UNAVAILABLE, code="overloaded", headers=headers)
+
+
 def unauthorised() -> Refusal:
     """The key is absent or wrong."""
     message = "the API key is absent or wrong; send the header 'Authorization: Bearer KEY'"
@@ -124,7 +146,7 @@ async def _on_setting(request: Request, error: Exception) -> Response:
             str(error),
             "rate_limit_error",
             code="queue_full",
-            headers={"Retry-After": _RETRY_SECONDS},
+            headers=_RETRY,
         ).reply()
     names = _CHAT_NAMES if request.url.path == CHAT_PATH else {}
     param = names.get(error.parameter, error.parameter)

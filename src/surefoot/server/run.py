@@ -12,7 +12,6 @@ from fastapi import FastAPI
 from surefoot.async_llm import AsyncLLM
 from surefoot.errors import SettingError
 
-_MAX_CONNECTIONS = 4096
 _GRACE_SECONDS = 5
 
 
@@ -65,7 +64,6 @@ class Server(uvicorn.Server):
                 log_config=None,
                 log_level="warning",
                 access_log=False,
-                limit_concurrency=_MAX_CONNECTIONS,
                 timeout_graceful_shutdown=_GRACE_SECONDS,
             )
         )

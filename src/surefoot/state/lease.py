@@ -31,6 +31,13 @@ class LedgerLimits:
     point_every: int = 16
     prefix_cache: bool = True
 
+    def next_point(self, page: int) -> int:
+        """The first boundary after `page` pages at which prefill takes a point, in pages."""
+        every = self.point_every
+        if page < every:
+            return min(1 << page.bit_length(), every)
+        return (page // every + 1) * every
+
 
 @dataclass
 class Work:
@@ -89,7 +96,7 @@ class Lease:
         self.cached = cached
         self.capacity = cached
         self.drafted = cached
-        self.draft_from = 0 if all(node.drafted for node in path) else cached
+        self.draft_from = 0
         self.path = path
         self.prompt = prompt
         # Set by the ledger: pages to the prompt's last boundary, the cursor at which the next
@@ -98,6 +105,14 @@ class Lease:
         self.publish_at = cached + page_tokens
         self.row_start = cached
         self.rolling: Node | None = None
+
+    def drafts_along(self, page_tokens: int) -> bool:
+        """Whether the slot row holds what the drafter knows of all pages published so far."""
+        return self.draft_from == 0 and self.drafted >= len(self.path) * page_tokens
+
+    def undraft(self) -> None:
+        """Forget what the drafter has: it starts anew at the cursor."""
+        self.draft_from = self.drafted = max(self.draft_from, self.computed)
 
     def private_pages(self) -> list[PageId]:
         """The pages that this lease alone may read or write: never published, or published twice.

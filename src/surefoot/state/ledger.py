@@ -27,13 +27,6 @@ __all__ = ["Lease", "Ledger", "LedgerFault", "LedgerLimits", "Work"]
 _NEVER = 1 << 62
 
 
-def _next_point(page: int, every: int) -> int:
-    """The first point boundary after `page` pages: 1, 2, 4, ... `every`, then its multiples."""
-    if page < every:
-        return min(1 << page.bit_length(), every)
-    return (page // every + 1) * every
-
-
 class Ledger:
     """Gives out pages, slots and resume points, and takes them back.
 
@@ -104,7 +97,10 @@ class Ledger:
             return None
         for node in path:
             self.tree.hold(node)
+        drafted = self.tree.drafted(path)
         lease = Lease(self._slot_for(path), path, len(tokens), self._page_tokens)
+        if not drafted:
+            lease.undraft()
         if not self._caching:
             lease.publish_at = _NEVER
         self._leases.add(lease)
@@ -144,7 +140,7 @@ class Ledger:
         size = self._page_tokens
         if not self._pointing or lease.computed >= lease.last_point * size:
             return n
-        page = _next_point(lease.computed // size, self.limits.point_every)
+        page = self.limits.next_point(lease.computed // size)
         return min(n, min(page, lease.last_point) * size - lease.computed)
 
     def commit(self, lease: Lease, n: int) -> None:
@@ -339,8 +335,8 @@ class Ledger:
     def _take_point(self, lease: Lease) -> None:
         """Save the slot row at the page boundary just published, if it still has what that needs.
 
-        It does when the cursor stands on the boundary, or when one decode row crossed it: such a
-        row is short enough that every bounded cache still holds the boundary's window.
+        It does when the cursor stands on the boundary, or when a row of one known token and drafts
+        crossed it, the prompt's last token included: every bounded cache then holds the window.
         """
         pages = len(lease.path)
         boundary = pages * self._page_tokens
@@ -348,26 +344,29 @@ class Ledger:
         if exact and self._is_prompt_point(lease, pages):
             self._take_fixed_point(lease)
         elif lease.computed >= lease.prompt and (
-            exact or lease.prompt <= lease.row_start < boundary
+            exact or lease.prompt - 1 <= lease.row_start < boundary
         ):
             self._take_rolling_point(lease)
 
     def _is_prompt_point(self, lease: Lease, pages: int) -> bool:
         if pages >= lease.last_point:
             return pages == lease.last_point
-        return _next_point(pages - 1, self.limits.point_every) == pages
+        return self.limits.next_point(pages - 1) == pages
 
     def _take_fixed_point(self, lease: Lease) -> None:
         node = lease.path[-1]
         if node.point is not None:
             node.rolling = False
+            self._renew(lease, node.point)
             return
         row = self._point_row() or self._own_point_row(lease)
         if row is not None:
             self._save(lease, row, rolling=False)
 
     def _take_rolling_point(self, lease: Lease) -> None:
-        if lease.path[-1].point is not None:
+        point = lease.path[-1].point
+        if point is not None:
+            self._renew(lease, point)
             return
         old = lease.rolling
         row = self.tree.detach(old) if old is not None and old.rolling else self._point_row()
@@ -376,8 +375,15 @@ class Ledger:
             lease.rolling = lease.path[-1]
 
     def _save(self, lease: Lease, row: SlotId, rolling: bool) -> None:
-        self.tree.attach(lease.path[-1], row, rolling)
+        self.tree.attach(lease.path[-1], row, rolling, lease.drafts_along(self._page_tokens))
         self._work.copies.append((lease.slot, row))
+
+    def _renew(self, lease: Lease, row: SlotId) -> None:
+        """Save the slot row over a point that lacks the drafter's state, if it has that."""
+        node = lease.path[-1]
+        if not node.point_drafted and lease.drafts_along(self._page_tokens):
+            node.point_drafted = True
+            self._work.copies.append((lease.slot, row))
 
     def _point_row(self) -> SlotId | None:
         """A row for a new point: a free one, or that of the point nobody used for longest."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from surefoot.errors import MemoryPlanError, SettingError
-from surefoot.state.spec import CacheSpec, Paged, Recurrent, Ring
+from surefoot.state.spec import CacheSpec, Paged, Recurrent, Ring, in_points
 
 _POINTS_PER_ROW = 4
 _POINTS_SHARE = 4
@@ -25,7 +25,7 @@ class MemoryPlan:
         points: rows for resume points, behind the slots in the same pools.
         page_bytes: one page over all paged caches and layers.
         slot_bytes: one slot row over all bounded caches and layers.
-        bounded: some cache is a Ring or Recurrent, so requests resume at points only.
+        bounded: resume points hold some cache, a Ring or Recurrent, so requests resume there only.
         capacities: ring columns by cache name; for Recurrent those of its input ring.
         total_bytes: all pools together, sinks included.
     """
@@ -84,7 +84,8 @@ def plan_memory(  # noqa: PLR0913  # one flag each, and one place where all of t
     page_bytes = sum(spec.page_bytes(page_tokens) for spec in paged)
     slot_bytes = sum(spec.slot_bytes(draft_tokens) for spec in bounded)
     longest = -(-max_model_len // page_tokens)
-    if not (bounded and prefix_cache):
+    pointed = any(in_points(spec) for spec in specs)
+    if not (pointed and prefix_cache):
         points = 0
     least = MemoryPlan(
         page_tokens=page_tokens,
@@ -94,7 +95,7 @@ def plan_memory(  # noqa: PLR0913  # one flag each, and one place where all of t
         points=points or 0,
         page_bytes=page_bytes,
         slot_bytes=slot_bytes,
-        bounded=bool(bounded),
+        bounded=pointed,
         capacities={spec.name: spec.capacity(draft_tokens) for spec in bounded},
     )
     spare = budget_bytes - least.total_bytes

@@ -10,7 +10,7 @@ from torch import Tensor
 from surefoot.ids import PageId, SlotId
 from surefoot.state.ledger import Work
 from surefoot.state.plan import MemoryPlan
-from surefoot.state.spec import CacheSpec, Paged, Part, Recurrent, Ring
+from surefoot.state.spec import CacheSpec, Paged, Part, Recurrent, Ring, in_points
 
 DTYPES = {
     "float32": torch.float32,
@@ -34,6 +34,7 @@ class Pools:
         self.device = device
         self._paged: dict[tuple[str, str], Tensor] = {}
         self._rows: dict[tuple[str, str], Tensor] = {}
+        self._saved: list[Tensor] = []
         rows = 1 + plan.slots + plan.points
         for spec in specs:
             if isinstance(spec, Paged):
@@ -42,21 +43,23 @@ class Pools:
                     shape = (spec.layers, 1 + plan.pages, *_page_shape(part, entries))
                     self._paged[spec.name, part.name] = _zeros(shape, part, device)
             else:
-                self._add_rows(spec, rows, plan.draft_tokens, device)
+                made = self._add_rows(spec, rows, plan.draft_tokens, device)
+                self._saved += made if in_points(spec) else []
         both = (self._paged | self._rows).items()
         self._layers = {name: pool.unbind(0) for name, pool in both}
 
     def _add_rows(
         self, spec: Ring | Recurrent, rows: int, draft: int, device: torch.device
-    ) -> None:
-        ring = spec.parts if isinstance(spec, Ring) else spec.inputs
-        for part in ring:
+    ) -> list[Tensor]:
+        """Make and return the pools of one bounded cache."""
+        made: dict[tuple[str, str], Tensor] = {}
+        for part in spec.parts if isinstance(spec, Ring) else spec.inputs:
             shape = (spec.layers, rows, spec.capacity(draft), *part.shape)
-            self._rows[spec.name, part.name] = _zeros(shape, part, device)
+            made[spec.name, part.name] = _zeros(shape, part, device)
         for part in spec.state if isinstance(spec, Recurrent) else ():
-            self._rows[spec.name, part.name] = _zeros(
-                (spec.layers, rows, *part.shape), part, device
-            )
+            made[spec.name, part.name] = _zeros((spec.layers, rows, *part.shape), part, device)
+        self._rows |= made
+        return list(made.values())
 
     def paged(self, cache: str, part: str) -> Tensor:
         """[layers, pages, *lead, entries, dim] of a `Paged` cache."""
@@ -78,7 +81,7 @@ class Pools:
         if work.clear_pages:
             _fill(self._paged.values(), work.clear_pages, 0)
         for source, target in work.copies:
-            for pool in self._rows.values():
+            for pool in self._saved:
                 pool[:, target] = 0 if source is None else pool[:, source]
 
     def poison(self, pages: Sequence[PageId], rows: Sequence[SlotId], value: float) -> None:

@@ -34,6 +34,7 @@ class Node:
         holders: how many leases hold it.
         point: row of the resume point at the end of this page, if there is one.
         rolling: the point moves on with the request that took it.
+        point_drafted: the point's row is right in the drafter's caches too.
         drafted: the page carries the drafter's state too.
         last_used: the tree's clock when it was last let go.
     """
@@ -47,6 +48,7 @@ class Node:
         "page",
         "parent",
         "point",
+        "point_drafted",
         "rolling",
     )
 
@@ -60,6 +62,7 @@ class Node:
         self.holders = 0
         self.point: SlotId | None = None
         self.rolling = False
+        self.point_drafted = False
         self.drafted = drafted
         self.last_used = 0
 
@@ -163,6 +166,11 @@ class PrefixTree:
             path.pop()
         return path
 
+    def drafted(self, path: Sequence[Node]) -> bool:
+        """Whether a match brings the drafter's state: all its pages do, and its point."""
+        pointed = not self.bounded or not path or path[-1].point_drafted
+        return pointed and all(node.drafted for node in path)
+
     def insert(
         self, parent: Node, key: tuple[int, ...], page: PageId, drafted: bool
     ) -> tuple[Node, bool]:
@@ -209,8 +217,8 @@ class PrefixTree:
         if node.point is not None:
             self._spare_points[node] = None
 
-    def attach(self, node: Node, row: SlotId, rolling: bool) -> None:
-        """Give a node that is held the resume point in `row`.
+    def attach(self, node: Node, row: SlotId, rolling: bool, drafted: bool = False) -> None:
+        """Give a node that is held the resume point in `row`, with the drafter's state or without.
 
         Raises:
             LedgerFault: it has one already.
@@ -219,6 +227,7 @@ class PrefixTree:
             raise LedgerFault(f"page {node.page} has point {node.point}, got another, {row}")
         node.point = row
         node.rolling = rolling
+        node.point_drafted = drafted
         self.points += 1
 
     def detach(self, node: Node) -> SlotId:
@@ -231,7 +240,7 @@ class PrefixTree:
         if row is None:
             raise LedgerFault(f"page {node.page} has no point to take away")
         node.point = None
-        node.rolling = False
+        node.rolling = node.point_drafted = False
         self.points -= 1
         self._spare_points.pop(node, None)
         return row

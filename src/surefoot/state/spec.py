@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "int32": 4, "int64": 8}
 
@@ -64,12 +64,22 @@ class Paged:
 
 @dataclass(frozen=True)
 class Ring:
-    """The last `window` positions, kept in columns p % capacity of the request's slot row."""
+    """The last `window` positions, kept in columns p % capacity of the request's slot row.
+
+    Attributes:
+        name: unique within the engine.
+        layers: how many layers keep such a cache.
+        parts: the tensors of an entry.
+        window: positions that are kept.
+        saved: resume points hold it. A ring that they do not hold is not cleared for a new request
+            either: whoever reads it knows what it has written.
+    """
 
     name: str
     layers: int
     parts: tuple[Part, ...]
     window: int
+    saved: bool = field(default=True, kw_only=True)
 
     def capacity(self, draft_tokens: int) -> int:
         """Columns that keep the window intact under drafts of up to `draft_tokens` tokens.
@@ -118,6 +128,11 @@ class Recurrent:
 
 
 CacheSpec = Paged | Ring | Recurrent
+
+
+def in_points(spec: CacheSpec) -> bool:
+    """Whether resume points hold the cache, so that a model with it can resume only there."""
+    return spec.saved if isinstance(spec, Ring) else isinstance(spec, Recurrent)
 
 
 def recurrent_block(specs: Iterable[CacheSpec]) -> int:

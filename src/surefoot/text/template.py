@@ -7,7 +7,7 @@ only. The helpers that it may call are those of transformers, which templates ar
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import NoReturn
 
@@ -21,6 +21,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from surefoot.errors import PromptError, TokenizerError
 
 Message = Mapping[str, object]
+
+MAX_LEVELS = 64
+"""Lists and objects in each other that messages and variables may hold."""
 
 _REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
@@ -55,30 +58,30 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Message],
+        variables: Mapping[str, object] | None = None,
         *,
         add_generation_prompt: bool = True,
-        **kwargs: object,
     ) -> str:
         """The text of a conversation.
 
         Args:
             messages: plain data; each has a "role" and mostly a "content". Keys whose value is
                 None count as absent.
+            variables: further ones of the template, e.g. `tools` or `enable_thinking`; they win
+                over special tokens of the same name, but not over the two other arguments.
             add_generation_prompt: end with the header of the answer that is to be generated.
-            **kwargs: further variables of the template, e.g. `tools` or `enable_thinking`; they
-                win over special tokens of the same name.
 
         Raises:
             PromptError: the messages are malformed, or the template rejects them; the message is
                 the template's own.
             TokenizerError: the template tries what the sandbox forbids.
         """
-        variables: dict[str, object] = {"tools": None, "documents": None, **self._special_tokens}
-        variables |= {name: _plain(value, name) for name, value in kwargs.items()}
-        variables["messages"] = _conversation(messages)
-        variables["add_generation_prompt"] = add_generation_prompt
+        seen: dict[str, object] = {"tools": None, "documents": None, **self._special_tokens}
+        seen |= {name: _checked(value, name) for name, value in (variables or {}).items()}
+        seen["messages"] = _conversation(messages)
+        seen["add_generation_prompt"] = add_generation_prompt
         try:
-            return self._template.render(variables)
+            return self._template.render(seen)
         except SecurityError as error:
             raise TokenizerError(f"the chat template is unsafe: {error}") from error
         except Exception as error:  # a template is foreign code and can fail in any way
@@ -139,7 +142,7 @@ def _message(message: object, where: str) -> dict[str, object]:
     if not isinstance(message.get("role"), str):
         raise PromptError(f"{where} needs a role, such as 'user', not {message.get('role')!r}")
     given = {
-        str(key): _plain(value, f"{where}.{key}")
+        str(key): _checked(value, f"{where}.{key}")
         for key, value in message.items()
         if value is not None
     }
@@ -147,6 +150,22 @@ def _message(message: object, where: str) -> dict[str, object]:
     if reasoning is None:
         return given
     return {"thinking": reasoning, **given, "reasoning_content": reasoning}
+
+
+def _checked(value: object, where: str) -> object:
+    """A plain copy of `value`, which must not be so deep that Python cannot follow it."""
+    level = [value]
+    for _ in range(MAX_LEVELS + 1):
+        level = [inner for outer in level for inner in _held_by(outer)]
+        if not level:
+            return _plain(value, where)
+    raise PromptError(f"{where} is nested more than {MAX_LEVELS} levels deep; send flatter data")
+
+
+def _held_by(value: object) -> Iterable[object]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, list | tuple) else ()
 
 
 def _plain(value: object, where: str) -> object:

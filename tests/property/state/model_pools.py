@@ -59,6 +59,12 @@ def check_slot_row(row: SlotRow, cursor: int, expected: list[int]) -> None:
     assert row.checkpoint == (base, expected[base] if base else ZERO), "checkpoint"
 
 
+def draft_row(cursor: int, expected: list[int]) -> tuple[int, int]:
+    """What the drafter's checkpoint is where its cursor is there."""
+    base = cursor // BLOCK * BLOCK
+    return base, expected[base] if base else ZERO
+
+
 def prefixes(node: Node, prefix: list[int]) -> Iterator[tuple[Node, list[int]]]:
     """All nodes below `node` with the tokens that lead to them and through them."""
     for child in node.children.values():
@@ -76,6 +82,8 @@ class World:
         self.pages = [[POISON] * P for _ in range(limits.pages + 1)]
         self.draft_pages = [[POISON] * P for _ in range(limits.pages + 1)]
         self.rows = [SlotRow() for _ in range(limits.slots + limits.points + 1)]
+        # The drafter's checkpoints, as (position, digest of what lies before it).
+        self.draft_rows = [(0, ZERO) for _ in self.rows]
 
     def carry_out(self, work: Work) -> None:
         for page in work.clear_pages:
@@ -83,6 +91,7 @@ class World:
             self.draft_pages[page] = [ZERO] * P
         for source, target in work.copies:
             self.rows[target] = SlotRow() if source is None else self.rows[source].copy()
+            self.draft_rows[target] = (0, ZERO) if source is None else self.draft_rows[source]
 
     def poison(self, lease: Lease, since: int) -> None:
         """Spoil the pages that were handed out after the first `since` ones."""
@@ -110,11 +119,15 @@ class World:
             check_slot_row(row, running.lease.computed, expected)
         else:
             assert row == SlotRow(), "the slot row of a new request is not clear"
+        if running.lease.draft_from == 0:
+            own = self.draft_rows[running.lease.slot]
+            assert own == draft_row(running.lease.drafted, expected), "drafter row"
 
     def check_tree(self) -> None:
         """Everything a later request may be given is what its path in the tree says."""
         work = self.ledger._work
         now, self.rows = self.rows, [row.copy() for row in self.rows]
+        drafts, self.draft_rows = self.draft_rows, list(self.draft_rows)
         self.carry_out(Work([], work.copies))
         for node, prefix in prefixes(self.ledger.tree.root, []):
             expected = digests(prefix)
@@ -122,7 +135,10 @@ class World:
             assert self.pages[node.page] == expected[-P:], f"page entry of page {node.page}"
             if node.point is not None:
                 check_slot_row(self.rows[node.point], len(prefix), expected)
-        self.rows = now
+                own = self.draft_rows[node.point]
+                right = own == draft_row(len(prefix), expected)
+                assert right or not node.point_drafted, "drafter row of a point"
+        self.rows, self.draft_rows = now, drafts
 
     def forward(self, running: Running, entries: list[int]) -> None:
         """Write the row's entries from the cursor on."""
@@ -149,3 +165,5 @@ class World:
         for position in range(lease.drafted, lease.computed):
             self.draft_pages[lease.pages[position // P]][position % P] = expected[position + 1]
         lease.drafted = lease.computed
+        whole = draft_row(lease.drafted, expected)
+        self.draft_rows[lease.slot] = (whole[0], JUNK) if lease.draft_from else whole

@@ -128,7 +128,8 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def step(self, running: Running, row: Row) -> bool:
         lease, known = running.lease, len(running.tokens)
-        if lease.computed < lease.prompt:
+        # The last token of a prompt may be computed like any other, with drafts behind it.
+        if known - lease.computed > 1 or (lease.computed < lease.prompt and row.n == 1):
             done = self.prefill(running, min(row.n, known - lease.computed))
         else:
             done = self.verify(running, min(row.n - 1, DRAFT), row.accepted)

@@ -194,6 +194,16 @@ def test_state_is_small_and_its_checkpoint_does_not_depend_on_the_depth(
     assert found[8]["draft_head"] == "mtp"
 
 
+def test_what_the_draft_head_keeps_of_a_request_is_counted(surefoot: Run, tmp_path: Path) -> None:
+    found = inspect_large(surefoot, tmp_path, 3)
+    caches = {cache["name"]: cache for cache in found["caches"]}
+    recent = caches["draft.recent"]
+    assert recent["bytes_per_request"] == recent["columns"] * 2048 * 2
+    assert recent["columns"] > found["page_tokens"]
+    row = sum(cache.get("bytes_per_request", 0) for cache in found["caches"])
+    assert found["bytes"]["slots"] % row == 0
+
+
 def test_the_comparison_is_printed(surefoot: Run, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LARGE_HYBRID))
     flags = ("--draft-tokens", 8, "--memory", "16GiB", "--max-model-len", 4096, "--max-rows", 4)

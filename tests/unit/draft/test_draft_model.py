@@ -12,6 +12,8 @@ from surefoot.engine.engine import Engine
 from surefoot.engine.models import LoadedModel
 from surefoot.params import SamplingParams
 from surefoot.request import Request
+from surefoot.sample.choose import UNCHOSEN, try_choose
+from surefoot.sample.processors import RowContext
 from surefoot.state.ledger import Lease
 from surefoot.state.plan import MemoryPlan
 from surefoot.state.pool import Pools
@@ -201,6 +203,31 @@ def test_an_equal_draft_model_is_always_right_greedy_or_sampled(
         engine = engine_of(target, 4, draft=draft, page_tokens=8)
         [request] = complete(engine, [PROMPT], params)
         assert request.speculation.accepted == request.speculation.drafted > 25
+
+
+@MODELS
+def test_a_token_that_cannot_be_chosen_ends_the_draft_and_is_no_failure(
+    architecture: str, pair: Callable[[str, float], Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = iter(range(1000))
+
+    def sometimes(logits: Tensor, rows: Sequence[RowContext]) -> list[int]:
+        tokens = try_choose(logits, rows)
+        return [UNCHOSEN, *tokens[1:]] if next(calls) % 3 == 1 else tokens
+
+    monkeypatch.setattr("surefoot.draft.draft_model.try_choose", sometimes)
+    target, draft = pair(architecture, 0.1)
+    engine = engine_of(target, 4, draft=draft, page_tokens=8, max_rows=2)
+    requests = [engine.submit(PROMPT[i:], GREEDY)[0] for i in range(2)]
+    while not engine.idle:
+        engine.step()
+        for request in engine.parts.scheduler._running:
+            check_both(engine, draft, request)
+    guard = engine.parts.drafter
+    assert isinstance(guard, GuardedDrafter)
+    assert guard.failures == 0
+    for request in requests:
+        assert 0 < request.speculation.drafted < 4 * request.speculation.drafts
 
 
 def test_drafter_caches_exist_only_with_a_draft_model(pair: Callable[[str, float], Pair]) -> None:

@@ -1,6 +1,6 @@
 """A drafter that fails or talks rubbish costs speed only."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import pytest
 import torch
@@ -118,11 +118,11 @@ def test_a_wrong_number_of_drafts_gives_none(drafts: list[object]) -> None:
 
 def test_every_act_may_fail() -> None:
     guard = GuardedDrafter(Fails(), VOCAB)
-    guard.prepare(Work())
     assert guard.propose([row(), row()]) == [[], []]
     committed = CommittedRow(row().request, row().lease, 0, 1, 0, True)
     guard.observe([committed], torch.empty(0))
     guard.forget(RequestId(1))
+    guard.prepare(Work())
     assert guard.failures == 4
 
 
@@ -135,6 +135,103 @@ def test_it_is_not_asked_any_more_after_some_failures(caplog: pytest.LogCaptureF
     assert guard.disabled
     assert drafter.calls == MAX_FAILURES
     assert caplog.text.count("switched off") == 1
+
+
+class FailsAt(StatelessDrafter):
+    """The calls of one kind with these numbers raise; everything is written down."""
+
+    def __init__(self, act: str, at: Collection[int]) -> None:
+        self._act, self._at = act, at
+        self.calls: list[str] = []
+        self.copies: list[tuple[int | None, int]] = []
+
+    def _called(self, act: str) -> None:
+        number = self.calls.count(act)
+        self.calls.append(act)
+        if act == self._act and number in self._at:
+            raise ValueError("planted")
+
+    def prepare(self, work: Work) -> None:
+        self._called("prepare")
+        self.copies += work.copies
+
+    def propose(self, rows: Sequence[DraftRow]) -> list[list[int]]:
+        self._called("propose")
+        return [[1] for _ in rows]
+
+    def observe(self, rows: Sequence[CommittedRow], hidden: Tensor) -> None:
+        self._called("observe")
+
+
+def steps(guard: GuardedDrafter, count: int) -> None:
+    """So many steps of an engine with one request."""
+    for _ in range(count):
+        guard.prepare(Work())
+        guard.propose([row()])
+        guard.observe([CommittedRow(row().request, row().lease, 0, 1, 0, True)], torch.empty(0))
+
+
+def test_failures_of_long_ago_are_forgiven() -> None:
+    guard = GuardedDrafter(FailsAt("propose", range(0, 2000, 50)), VOCAB)
+    steps(guard, 2000)
+    assert (guard.failures, guard.disabled) == (40, False)
+
+
+@pytest.mark.parametrize("act", ["prepare", "propose", "observe"])
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_drafter_that_keeps_failing_in_one_act_is_switched_off(act: str, every: int) -> None:
+    guard = GuardedDrafter(FailsAt(act, range(0, 2000, every)), VOCAB)
+    steps(guard, 200)
+    assert guard.disabled
+
+
+def test_work_that_failed_is_done_before_the_drafter_is_asked_again() -> None:
+    """A slot that was not copied, or copied twice, holds another request's state."""
+    drafter = FailsAt("prepare", {2, 3})
+    guard = GuardedDrafter(drafter, VOCAB)
+    first: list[tuple[SlotId | None, SlotId]] = [(SlotId(1), SlotId(4)), (None, SlotId(1))]
+    guard.prepare(Work([], first))
+    lease = Lease(SlotId(1), [], 2, 4)
+    lease.computed = 5
+    asked = DraftRow(row().request, lease, 4)
+    assert guard.propose([asked]) == [[]]
+    assert (lease.draft_from, lease.drafted) == (5, 5)
+    lease.computed = 7
+    guard.observe([CommittedRow(asked.request, lease, 5, 2, 0, True)], torch.empty(0))
+    assert (lease.draft_from, lease.drafted) == (7, 7)
+    second: list[tuple[SlotId | None, SlotId]] = [(SlotId(4), SlotId(2))]
+    guard.prepare(Work([], second))
+    assert "propose" not in drafter.calls
+    guard.prepare(Work())
+    assert drafter.copies == first + second
+    assert guard.propose([asked]) == [[1]]
+    assert (lease.draft_from, guard.failures) == (7, 2)
+
+
+@pytest.mark.parametrize("act", ["propose", "observe"])
+def test_rows_of_a_failed_call_start_anew(act: str) -> None:
+    guard = GuardedDrafter(FailsAt(act, {0}), VOCAB)
+    lease = Lease(SlotId(1), [], 2, 4)
+    lease.computed, lease.drafted = 9, 8
+    guard.propose([DraftRow(row().request, lease, 4)])
+    guard.observe([CommittedRow(row().request, lease, 8, 1, 0, True)], torch.empty(0))
+    assert (lease.draft_from, lease.drafted) == (9, 9)
+
+
+def test_a_call_that_failed_among_guesses_costs_no_state() -> None:
+    class FailsLate(FailsAt):
+        """The bonus token was taken in before."""
+
+        def propose(self, rows: Sequence[DraftRow]) -> list[list[int]]:
+            for each in rows:
+                each.lease.drafted = each.lease.computed + 1
+            return super().propose(rows)
+
+    guard = GuardedDrafter(FailsLate("propose", {0}), VOCAB)
+    lease = Lease(SlotId(1), [], 2, 4)
+    lease.computed = 9
+    assert guard.propose([DraftRow(row().request, lease, 4)]) == [[]]
+    assert (lease.draft_from, lease.drafted) == (0, 10)
 
 
 def test_it_is_not_asked_when_there_is_nobody_to_draft_for() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+import torch
 from torch import Tensor
 
 from surefoot.draft.drafter import CommittedRow
@@ -206,8 +207,9 @@ def test_after_a_failure_the_head_starts_anew() -> None:
     guard = engine.parts.drafter
     assert isinstance(guard, GuardedDrafter)
     assert guard.failures == 1
-    [start] = starts - {0}
-    assert start > len(PROMPT)
+    # The state of the last token before was lost too, so not even the next entry exists.
+    start, later = sorted(starts - {0})
+    assert later == start + 1 > len(PROMPT)
     assert request.tokens == plain(PROMPT, 30)
     # Pages that lack an entry are marked so, and the others lack none.
     marks = check_pages(engine, guard._drafter, request.tokens)
@@ -232,6 +234,48 @@ def check_pages(engine: Engine, drafter: object, tokens: Sequence[int]) -> list[
     return marks
 
 
+class _SometimesSilent(FakeHead):
+    """Says nothing that could be chosen at every fifth position."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See DraftHead."""
+        silent = (-hidden[:, 0]).long() % 5 == 0
+        return super().logits(hidden).masked_fill(silent[:, None], torch.nan)
+
+
+def test_a_token_that_cannot_be_chosen_ends_the_draft_and_is_no_failure() -> None:
+    model = replace(fake_model(), model=FakeModel(_SometimesSilent()))
+    engine = engine_on(model, 4, max_rows=3)
+    requests = [engine.submit(PROMPT[i:], greedy(20))[0] for i in range(3)]
+    watch(engine)
+    assert drafter_of(engine).name == "mtp"
+    assert [request.tokens for request in requests] == [plain(PROMPT[i:], 20) for i in range(3)]
+    for request in requests:
+        assert 0 < request.speculation.drafted < 4 * request.speculation.drafts
+
+
+class _FailsToKeep(MtpDrafter):
+    """The states of the tokens that complete page 7 are lost."""
+
+    def _keep(self, rows: Sequence[CommittedRow], flat: Tensor) -> None:
+        if any(row.first < 28 <= row.lease.computed for row in rows):
+            raise RuntimeError("planted")
+        super()._keep(rows, flat)
+
+
+def test_a_page_whose_last_state_was_not_kept_is_not_drafted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("surefoot.engine.assemble.MtpDrafter", _FailsToKeep)
+    engine = engine_on(MODEL, 3)
+    [request] = complete(engine, [PROMPT], greedy(20))
+    assert request.tokens == plain(PROMPT, 20)
+    guard = engine.parts.drafter
+    assert isinstance(guard, GuardedDrafter)
+    marks = check_pages(engine, guard._drafter, request.tokens)
+    assert (guard.failures, marks[:6], marks[6], marks[-1]) == (1, [True] * 6, False, True)
+
+
 def test_observing_nothing_is_nothing() -> None:
     engine = engine_on(MODEL, 3)
     drafter = drafter_of(engine)
@@ -246,6 +290,16 @@ def test_the_plan_has_room_for_the_heads_caches() -> None:
     # An entry of two numbers a token, and a state of one number a page.
     assert plan.page_bytes == plain_plan.page_bytes + 4 * 2 * 4 + 4
     assert not plan.bounded
+
+
+def test_all_that_the_head_keeps_is_planned() -> None:
+    engine = engine_on(MODEL, 3)
+    pools = drafter_of(engine)._pools
+    assert engine.parts.pools.bytes + pools.bytes == engine.parts.plan.total_bytes
+    recent = drafter_of(engine)._recent
+    assert recent.data_ptr() == pools.rows("draft.recent", "hidden").data_ptr()
+    rows = 1 + engine.parts.plan.slots + engine.parts.plan.points
+    assert len(recent) == rows * (4 + 3 + 1)
 
 
 def test_auto_takes_the_head() -> None:

@@ -41,6 +41,15 @@ def test_a_failing_step_is_computed_anew() -> None:
     assert [request.finish_reason for request in requests] == [FinishReason.LENGTH] * 2
 
 
+def test_what_was_cached_is_what_the_first_start_found() -> None:
+    """Started anew, a request finds its own pages; the user's prompt was not cached for that."""
+    script = ScriptedRunner()
+    rig = Rig(script=script, runner=FailingRunner(script, Failures({20})))
+    request = rig.add(range(9))
+    rig.drain()
+    assert (request.retries, request.cached_tokens) == (1, 0)
+
+
 def test_a_second_failure_ends_the_request_with_an_error_and_the_engine_lives_on() -> None:
     rig, _ = failing_rig({1, 5, 6})
     request = rig.add([1, 2, 3, 4])

@@ -13,7 +13,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from surefoot.backend.cpu import CpuBackend
+from surefoot.errors import WeightsError
 from surefoot.model.qwen3_5 import describe
+from surefoot.model.qwen3_5_config import read_config
 from surefoot.testing.tiny_hybrids import NEXT, write_tiny_hybrid
 from tests.unit.backend.cuts import Setting, alone, sequences_of
 from tests.unit.model.settling import SettlingMachine
@@ -113,6 +115,28 @@ def test_the_wrapper_decides_whether_embeddings_are_tied(tmp_path: Path) -> None
     edit_config(tmp_path, tie_word_embeddings=True)
     described = describe(json.loads((tmp_path / "config.json").read_text()), "float32", "")
     assert load_folder(tmp_path).description == described
+
+
+@pytest.mark.parametrize("silence", [{}, {"tie_word_embeddings": None}], ids=["absent", "null"])
+def test_a_silent_wrapper_leaves_it_to_the_text_model(
+    silence: dict[str, object], tmp_path: Path
+) -> None:
+    write_tiny_hybrid(tmp_path, WRAPPED)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["tie_word_embeddings"]
+    for tied in (False, True):
+        inner = config["text_config"] | {"tie_word_embeddings": tied}
+        assert read_config(config | silence | {"text_config": inner}).tied is tied
+
+
+def test_a_wrapper_that_ties_nothing_needs_the_head_in_the_file(tmp_path: Path) -> None:
+    """The reference would go on with a random head; such a model is of no use to anybody."""
+    write_tiny_hybrid(tmp_path, WRAPPED)
+    inner = json.loads((tmp_path / "config.json").read_text())["text_config"]
+    edit_config(tmp_path, text_config=inner | {"tie_word_embeddings": True})
+    edit_weights(tmp_path, lambda tensors: tensors.pop("lm_head.weight"))
+    with pytest.raises(WeightsError, match=r"lm_head\.weight"):
+        load_folder(tmp_path)
 
 
 def test_block_scaled_weights_give_the_logits_of_the_expanded_ones(tmp_path: Path) -> None:

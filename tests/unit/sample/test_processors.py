@@ -11,6 +11,7 @@ from torch import Tensor
 
 from surefoot.errors import SettingError
 from surefoot.params import SamplingParams
+from surefoot.sample.choose import UNCHOSEN, try_choose
 from surefoot.sample.order import Blocks
 from surefoot.sample.processors import (
     HistoryCounts,
@@ -280,3 +281,30 @@ def test_token_ids_outside_the_vocabulary_are_refused(name: str, params: Samplin
         check_vocabulary(params, 10)
     assert caught.value.parameter == name
     check_vocabulary(params, 12)
+
+
+EXTREMES: dict[str, list[dict[str, object]]] = {
+    "repetition_penalty": [{"repetition_penalty": value} for value in (0.01, 100)],
+    "presence_penalty": [{"presence_penalty": value} for value in (-2, 2)],
+    "frequency_penalty": [{"frequency_penalty": value} for value in (-2, 2)],
+    "logit_bias": [{"logit_bias": {0: value, 3: value, 5: -value}} for value in (-100, 100)],
+    "temperature": [{"temperature": value} for value in (5e-324, 1e-320, 1e-45, 1e-38, 100)],
+    "min_p": [{"min_p": value, "temperature": 1e-320} for value in (5e-324, 1)],
+    "top_p": [{"top_p": value, "temperature": 1e-320} for value in (5e-324, 1 - 2**-53)],
+}
+
+
+@pytest.mark.parametrize("name", EXTREMES)
+def test_no_legal_value_makes_scores_that_are_not_numbers(name: str) -> None:
+    """Not even with scores far greater than those of a whole model."""
+    logits = torch.tensor([1e30, -1e30, 0.0, 1e-40, -math.inf, 7.0])
+    for values in EXTREMES[name]:
+        row = context(SamplingParams(**values), [0, 1, 2, 3, 4, 5, 0, 1], prompt=3)  # type: ignore[arg-type]
+        scores = process(logits, row)
+        assert not scores.isnan().any()
+        assert scores.amax().isfinite()
+        assert float(scores[4]) == -math.inf
+        (token,) = try_choose(logits[None], [row])
+        assert token not in (UNCHOSEN, 4)
+        if row.params.temperature < 1:
+            assert token == int(scores.argmax())

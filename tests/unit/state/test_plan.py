@@ -46,6 +46,15 @@ def test_bytes_are_summed_over_the_caches() -> None:
     assert (made.page_tokens, made.draft_tokens, made.slots) == (16, 3, 4)
 
 
+def test_a_ring_outside_of_points_takes_room_but_bounds_nothing() -> None:
+    scratch = dataclasses.replace(WINDOW, saved=False)
+    made = plan(KV, scratch, points=5)
+    assert (made.bounded, made.points, made.slot_bytes) == (False, 0, 14 * 128)
+    assert made.capacities == {"window": 14}
+    assert made.total_bytes == (1 + made.pages) * made.page_bytes + 5 * 14 * 128
+    assert plan(KV, scratch, DELTA, points=5).points == 5
+
+
 def test_pages_are_capped_at_what_can_be_used() -> None:
     assert plan(KV).pages == 2 * 4 * 7
     assert plan(KV, prefix_cache=False).pages == 4 * 7

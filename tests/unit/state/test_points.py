@@ -174,6 +174,19 @@ def test_the_row_that_ends_the_prompt_is_no_decode_row() -> None:
     assert point_pages(lease) == []
 
 
+@pytest.mark.parametrize("accepted", [1, 2, 4])
+def test_the_row_of_the_prompts_last_token_is_a_decode_row(accepted: int) -> None:
+    """A chunk may leave one token, and drafts may follow it: that must not cost the point."""
+    ledger = ledger_of()
+    tokens = list(range(6))
+    lease = admitted(ledger, tokens)
+    for n in (4, 1):
+        row(ledger, lease, n, tokens)
+    while lease.computed < 9:
+        decode(ledger, lease, tokens, min(accepted, 9 - lease.computed))
+    assert point_pages(lease) == [1, 2]
+
+
 def test_the_rolling_point_stays_with_the_tree_at_the_end() -> None:
     ledger = ledger_of()
     tokens = list(range(6))

@@ -83,7 +83,7 @@ def test_template_features_render_as_transformers(
         {"role": "assistant", "content": "a", "tool_calls": None, "reasoning": "because"},
         {"role": "user", "content": "cut"},
     ]
-    ours = ChatTemplate(FEATURES, oracle.special_tokens_map).render(messages, **kwargs)
+    ours = ChatTemplate(FEATURES, oracle.special_tokens_map).render(messages, kwargs)
     theirs = oracle.apply_chat_template(
         messages,
         chat_template=FEATURES,
@@ -103,7 +103,7 @@ JSON = st.recursive(
 
 @given(JSON)
 def test_plain_data_reaches_the_template_unchanged(value: object) -> None:
-    rendered = ChatTemplate("{{ extra | tojson }}").render([USER], extra=value)
+    rendered = ChatTemplate("{{ extra | tojson }}").render([USER], {"extra": value})
     assert json.loads(rendered) == value
     assert rendered == json.dumps(value, ensure_ascii=False)
 
@@ -212,4 +212,27 @@ def test_malformed_messages_are_named(messages: list[dict[str, object]], message
 
 def test_malformed_variables_are_named() -> None:
     with pytest.raises(PromptError, match="tools must be plain JSON data, not function"):
-        ChatTemplate("").render([USER], tools=test_malformed_variables_are_named)
+        ChatTemplate("").render([USER], {"tools": test_malformed_variables_are_named})
+
+
+def test_variables_may_have_any_name_but_cannot_replace_the_messages() -> None:
+    names = ["self", "messages", "add_generation_prompt", "context", "not a name"]
+    source = "{{ messages[0].content }} {{ add_generation_prompt }}"
+    assert ChatTemplate(source).render([USER], dict.fromkeys(names, 1)) == "Hi True"
+
+
+@pytest.mark.parametrize("place", ["variable", "message"])
+def test_data_nested_too_deep_is_refused(place: str) -> None:
+    value: object = 0
+    for _ in range(600):
+        value = {"a": [value]}
+    message = USER | ({"x": value} if place == "message" else {})
+    with pytest.raises(PromptError, match=r"x is nested more than 64 levels deep; send"):
+        ChatTemplate("").render([message], {"x": value} if place == "variable" else {})
+
+
+def test_data_as_deep_as_may_be_reaches_the_template() -> None:
+    value: object = 0
+    for _ in range(64):
+        value = [value]
+    assert ChatTemplate("{{ x }}").render([USER], {"x": value}) == "[" * 64 + "0" + "]" * 64
