@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
 
-DEMO = $(BIN)/surefoot generate --drafter mtp --temperature 0.7 --seed 2 --compare
+DEMO = $(BIN)/surefoot generate --drafter mtp --draft-tokens 3 --temperature 0.7 --seed 2 --compare
 
 .PHONY: demo test deep lint format venv clean
 

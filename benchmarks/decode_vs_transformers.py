@@ -88,7 +88,7 @@ def main() -> None:
                 f"batch {batch:3d} {name:13s} {statistics.median(values):7.1f} tok/s {times:5.2f}x",
                 flush=True,
             )
-        save("decode_vs_transformers", {"batch": batch, "tokens_per_s": speeds, **vars(options)})
+        save("decode_vs_transformers", {**vars(options), "batch": batch, "tokens_per_s": speeds})
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def speed(model: LoadedModel, options: argparse.Namespace) -> None:
                 f"{ratio(values, speeds['none']):5.2f}x",
                 flush=True,
             )
-        save("mtp_speed", {"batch": batch, "tokens_per_s": speeds, **vars(options)})
+        save("mtp_speed", {**vars(options), "batch": batch, "tokens_per_s": speeds})
 
 
 def _speed(engine: Engine, prompts: list[str], options: argparse.Namespace) -> float:
