@@ -50,7 +50,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  echo "Install it (Debian, Ubuntu: apt-get install python3.11 python3.11-venv)," >&2; \
 	  echo "or name another: make $(or $(MAKECMDGOALS),venv) PYTHON=python3.12" >&2; \
 	  exit 1; }
-	@echo "preparing $(VENV): torch and some 75 small packages, a few minutes"
+	@echo "preparing $(VENV): torch and some 80 small packages, a few minutes"
 	@[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
 	@$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
 	@$(PIP) --editable '.[test,bench]'
