@@ -16,6 +16,8 @@ from torch import Tensor
 from surefoot.backend.protocol import Backend, Fold, Linear, RowOperators
 from surefoot.errors import ModelError
 from surefoot.model.layers.finite import finite_drafts
+from surefoot.model.layers.head import take_head
+from surefoot.model.layers.norms import norm_heads
 from surefoot.model.layers.rotary import make_rotary
 from surefoot.model.model import ConfigReader, Description, DraftHead
 from surefoot.state.pool import Pools
@@ -187,17 +189,11 @@ class Attention:
         fused = fused.view(x.shape[0], heads + 2 * keys, size)
         q_and_k, v = fused[:, : heads + keys], fused[:, heads + keys :]
         if self.norms is not None:
-            q_and_k = self._normed(q_and_k)
+            q_and_k = norm_heads(q_and_k, self.norms, config.eps, self.backend)
         q_and_k = self.backend.rotary(q_and_k, *angles)
         q, k = q_and_k[:, :heads], q_and_k[:, heads:]
         mixed = self._attend(q, (k, v), batch.rows, pools)
         return self.output.add(mixed.reshape(x.shape[0], heads * size), stream)
-
-    def _normed(self, q_and_k: Tensor) -> Tensor:
-        """Norm each head over its own size, queries and keys with their own weights."""
-        assert self.norms is not None
-        unit = torch.ones_like(self.norms[0])
-        return self.backend.rms_norm(q_and_k, unit, self.config.eps) * self.norms
 
     def _attend(
         self, q: Tensor, kv: tuple[Tensor, Tensor], rows: RowOperators, pools: Pools
@@ -260,9 +256,7 @@ class LlamaModel:
             for i in range(len(self.config.windows))
         ]
         self._norm = take.take("model.norm.weight", (self.config.hidden_size,)).to(backend.device)
-        head = embedding if self.config.tied else take.take("lm_head.weight", table)
-        if self.config.tied:
-            take.skip("lm_head.weight")
+        head = take_head(take, embedding, self.config.tied)
         self._head = backend.pack_linear(head, None)
 
     @property

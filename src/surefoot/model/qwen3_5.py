@@ -16,6 +16,7 @@ from surefoot.backend.protocol import Backend, Fold, Linear
 from surefoot.model.layers.attention import Angles, GatedAttention, KeyCache, KeyWriter
 from surefoot.model.layers.delta import DeltaMixer
 from surefoot.model.layers.feed import Feed
+from surefoot.model.layers.head import take_head
 from surefoot.model.layers.rotary import Rotary, make_partial_rotary
 from surefoot.model.model import Description, DraftHead
 from surefoot.model.qwen3_5_config import ARCHITECTURES, FULL, HybridConfig, read_config
@@ -204,9 +205,7 @@ def _take_ends(tensors: HybridTensors) -> Ends:
     config, backend, take = tensors.config, tensors.backend, tensors.take
     table = (config.vocab_size, config.hidden)
     embedding = take.take(tensors.trunk + "embed_tokens.weight", table)
-    if config.tied:
-        take.skip("lm_head.weight")
-    head = embedding if config.tied else take.take("lm_head.weight", table)
+    head = take_head(take, embedding, config.tied)
     sizes = config.attention
     return Ends(
         embedding=embedding.to(backend.device),

@@ -143,7 +143,7 @@ class Machine:
         size, count = setting.page_tokens, len(setting.sequences)
         needs = [-(-(length + setting.depth) // size) for length in setting.lengths]
         pages = sum(needs) + 2
-        self.pools = Pools(model.caches, _plan(setting, pages, count + 1), backend.device)
+        self.pools = Pools(model.caches, plan_of(setting, pages, count + 1), backend.device)
         self.pools.poison(
             [PageId(i) for i in range(pages + 1)],
             [SlotId(i) for i in range(count + 2)],
@@ -157,7 +157,7 @@ class Machine:
         clear = Work([page for table in self.tables for page in table])
         clear.copies = [(None, slot) for slot in self.slots]
         self.pools.apply(clear)
-        self._cursors = [0] * count
+        self.cursors = [0] * count
         self._noise = random.Random(5)
 
     @torch.inference_mode()
@@ -172,7 +172,7 @@ class Machine:
             for piece in pieces:
                 parts[piece.sequence].append(out[at : at + piece.count])
                 at += piece.count + piece.wrong
-                self._cursors[piece.sequence] += piece.count
+                self.cursors[piece.sequence] += piece.count
             self._commit(pieces, rows)
             if self._setting.dirty:
                 self._spoil()
@@ -182,7 +182,7 @@ class Machine:
         """Nothing is left to do for caches whose entries stay where they are."""
 
     def _row(self, piece: Piece) -> Row:
-        assert piece.first == self._cursors[piece.sequence], "a script computes in order"
+        assert piece.first == self.cursors[piece.sequence], "a script computes in order"
         assert piece.wrong <= self._setting.depth
         tokens = self._setting.sequences[piece.sequence]
         known = list(tokens[piece.first : piece.first + piece.count])
@@ -203,7 +203,7 @@ class Machine:
         for spec in self._model.caches:
             assert isinstance(spec, Paged | Ring), "no test here has another kind"
             for name in (part.name for part in spec.parts):
-                for index, cursor in enumerate(self._cursors):
+                for index, cursor in enumerate(self.cursors):
                     if isinstance(spec, Paged):
                         self._spoil_pages(self.pools.paged(spec.name, name), index, cursor)
                     else:
@@ -222,7 +222,7 @@ class Machine:
         ring[:, self.slots[index], spoiled] = GARBAGE
 
 
-def _plan(setting: Setting, pages: int, slots: int) -> MemoryPlan:
+def plan_of(setting: Setting, pages: int, slots: int) -> MemoryPlan:
     return MemoryPlan(
         page_tokens=setting.page_tokens,
         draft_tokens=setting.depth,

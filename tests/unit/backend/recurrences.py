@@ -163,7 +163,7 @@ class RecurrentMachine(Machine):
         folds = [
             Fold(row.slot, row.settles // block * block)
             for piece, row in zip(pieces, rows, strict=True)
-            if self._cursors[piece.sequence] // block > row.settles // block
+            if self.cursors[piece.sequence] // block > row.settles // block
         ]
         self.fold(folds)
 
@@ -172,7 +172,7 @@ class RecurrentMachine(Machine):
 
     def _spoil(self) -> None:
         sizes = self._layer.sizes
-        for index, cursor in enumerate(self._cursors):
+        for index, cursor in enumerate(self.cursors):
             self._spoil_ring(self.pools.rows("conv", "x"), index, cursor, TAPS)
             kept = cursor % sizes.block + 1
             for name in ("k", "error", "decay", "beta"):
@@ -181,7 +181,7 @@ class RecurrentMachine(Machine):
     @torch.inference_mode()
     def drafted(self, index: int, count: int) -> Tensor:
         """Outputs of `count` tokens, computed one a step as a draft model does, then settled."""
-        first = self._cursors[index]
+        first = self.cursors[index]
         out = []
         for at in range(first, first + count):
             row = super()._row(Piece(index, first, 1))
@@ -191,17 +191,17 @@ class RecurrentMachine(Machine):
                 row = replace(row, settled=first + 1)
             batch = Step.of([row], self._setting.page_tokens).build(self._backend)
             out.append(self._model.compute(batch, self.pools))
-        self._cursors[index] += count
+        self.cursors[index] += count
         block = self._layer.sizes.block
         base = (first + 1) // block * block
-        if self._cursors[index] >= base + block:
+        if self.cursors[index] >= base + block:
             self.fold([Fold(self.slots[index], base)])
         return torch.cat(out)
 
     def move(self, index: int, slot: SlotId) -> None:
         """Go on in another slot from a copy of what a block boundary needs."""
         old = self.slots[index]
-        assert self._cursors[index] % self._layer.sizes.block == 0
+        assert self.cursors[index] % self._layer.sizes.block == 0
         for cache, part in (("conv", "x"), ("delta", "state")):
             pool = self.pools.rows(cache, part)
             pool[:, slot] = pool[:, old]
@@ -211,7 +211,7 @@ class RecurrentMachine(Machine):
     def kept(self) -> list[Tensor]:
         """Checkpoints and the ring columns of what followed, sequence by sequence."""
         found = []
-        for index, cursor in enumerate(self._cursors):
+        for index, cursor in enumerate(self.cursors):
             slot, base = self.slots[index], cursor // self._layer.sizes.block
             found.append(self.pools.rows("delta", "state")[:, slot])
             positions = range(base * self._layer.sizes.block, cursor)

@@ -6,89 +6,56 @@ the others are drafts, of which the right ones stay. Checkpoints that fall due a
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from surefoot.backend.protocol import Backend, Fold
-from surefoot.ids import SINK_PAGE, SINK_SLOT, PageId, SlotId
 from surefoot.model.model import Model
-from surefoot.state.ledger import Work
-from surefoot.state.plan import MemoryPlan
 from surefoot.state.pool import Pools
-from surefoot.state.spec import Paged, Recurrent, Ring
-from surefoot.step import Row, Step
+from surefoot.state.spec import CacheSpec, Paged, Recurrent, Ring
+from surefoot.step import Batch, Row
 from tests.unit.backend.cuts import (
     GARBAGE,
+    Machine,
     Pad,
     Piece,
     Script,
     Setting,
     alone,
+    plan_of,
     same_bits,
-    unpadded,
 )
 
 BLOCK = 16
-NAN = float("nan")
 
 
 def make_pools(model: Model, backend: Backend, setting: Setting, pages: int, slots: int) -> Pools:
-    plan = MemoryPlan(
-        page_tokens=setting.page_tokens,
-        draft_tokens=setting.depth,
-        pages=pages,
-        slots=slots,
-        points=0,
-        page_bytes=0,
-        slot_bytes=0,
-        bounded=True,
-        capacities={},
-    )
-    description = model.description
-    return Pools((*description.caches, *description.draft_caches), plan, backend.device)
+    return Pools(_Described(model).caches, plan_of(setting, pages, slots), backend.device)
 
 
-class SettlingMachine:
+@dataclass(frozen=True)
+class _Described:
+    """A model as `Machine` computes it, its draft head's caches beside its own."""
+
+    model: Model
+
+    @property
+    def caches(self) -> Sequence[CacheSpec]:
+        return (*self.model.description.caches, *self.model.description.draft_caches)
+
+    def compute(self, batch: Batch, pools: Pools) -> Tensor:
+        return self.model.logits(self.model.forward(batch, pools))
+
+
+class SettlingMachine(Machine):
     """Computes scripts on caches of its own; what is unowned or past the cursor is spoiled."""
 
     def __init__(self, model: Model, backend: Backend, setting: Setting) -> None:
-        self._model, self._backend, self._setting = model, backend, setting
-        size, count = setting.page_tokens, len(setting.sequences)
-        needs = [-(-(length + setting.depth) // size) for length in setting.lengths]
-        pages = sum(needs) + 2
-        self.pools = make_pools(model, backend, setting, pages, count + 1)
-        self.pools.poison(
-            [PageId(i + 1) for i in range(pages)], [SlotId(i + 1) for i in range(count + 1)], NAN
-        )
-        self.pools.poison([SINK_PAGE], [SINK_SLOT], float("nan"))
-        ids = list(range(1, pages + 1))
-        random.Random(count).shuffle(ids)
-        self.tables = [[PageId(ids.pop()) for _ in range(need)] for need in needs]
-        self.slots = [SlotId(i + 2) for i in range(count)]
-        clear = Work([page for table in self.tables for page in table])
-        clear.copies = [(None, slot) for slot in self.slots]
-        self.pools.apply(clear)
-        self.cursors = [0] * count
-        self._noise = random.Random(5)
-
-    @torch.inference_mode()
-    def play(self, script: Script, pad: Pad = unpadded) -> list[Tensor]:
-        """Logits of every sequence, [length, vocabulary] each."""
-        parts: list[list[Tensor]] = [[] for _ in self._setting.sequences]
-        for pieces in script:
-            rows = [self._row(piece) for piece in pieces]
-            step = pad(Step.of(rows, self._setting.page_tokens))
-            hidden = self._model.forward(step.build(self._backend), self.pools)
-            logits, at = self._model.logits(hidden), 0
-            for piece in pieces:
-                parts[piece.sequence].append(logits[at : at + piece.count])
-                at += piece.count + piece.wrong
-            self._commit(pieces, rows)
-            self._spoil()
-        return [torch.cat(part) for part in parts]
+        super().__init__(_Described(model), backend, setting)
+        self._settling = model
 
     def kept(self) -> list[Tensor]:
         """Everything the caches hold of the sequences up to their cursors."""
@@ -100,33 +67,20 @@ class SettlingMachine:
     def _commit(self, pieces: Sequence[Piece], rows: Sequence[Row]) -> None:
         folds = []
         for piece, row in zip(pieces, rows, strict=True):
-            self.cursors[piece.sequence] += piece.count
             base = BLOCK * (row.settles // BLOCK)
             if self.cursors[piece.sequence] >= base + BLOCK:
                 folds.append(Fold(row.slot, base))
         if folds:
-            self._model.fold(folds, self.pools)
+            self._settling.fold(folds, self.pools)
 
     def _row(self, piece: Piece) -> Row:
-        assert piece.first == self.cursors[piece.sequence], "a script computes in order"
-        tokens = self._setting.sequences[piece.sequence]
-        known = list(tokens[piece.first : piece.first + piece.count])
-        vocab = 1 + max(map(max, self._setting.sequences))
-        verify = piece.count + piece.wrong <= self._setting.depth + 1
-        return Row(
-            tokens=known + [self._noise.randrange(vocab) for _ in range(piece.wrong)],
-            first=piece.first,
-            certain=1 if verify else piece.count,
-            table=self.tables[piece.sequence],
-            slot=self.slots[piece.sequence],
-            visible_from=0,
-            wanted=len(known) + piece.wrong,
-            settled=piece.first,
-        )
+        row = super()._row(piece)
+        verify = len(row.tokens) <= self._setting.depth + 1
+        return replace(row, certain=1) if verify else row
 
     def _spoil(self) -> None:
         """Overwrite everything of the sequences that is not kept."""
-        for spec in self._model.description.caches:
+        for spec in self._settling.description.caches:
             for part in spec.inputs if isinstance(spec, Recurrent) else spec.parts:
                 for index, cursor in enumerate(self.cursors):
                     if isinstance(spec, Paged):
@@ -136,14 +90,9 @@ class SettlingMachine:
                         columns = set(range(ring.shape[1])) - set(_columns(spec, ring, cursor))
                         ring[:, sorted(columns)] = GARBAGE
 
-    def _spoil_pages(self, pool: Tensor, index: int, cursor: int) -> None:
-        size = self._setting.page_tokens
-        for place, page in enumerate(self.tables[index]):
-            pool[:, page, :, max(0, cursor - place * size) :] = GARBAGE
-
     def _kept(self, index: int, cursor: int) -> list[Tensor]:
         parts, size = [], self._setting.page_tokens
-        for spec in self._model.description.caches:
+        for spec in self._settling.description.caches:
             if isinstance(spec, Paged):
                 for name in (part.name for part in spec.parts):
                     pages = self.pools.paged(spec.name, name)[:, self.tables[index]]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from surefoot.backend.cpu import CpuBackend
 from surefoot.engine.models import load_on, silent
@@ -17,6 +15,7 @@ from surefoot.model.llama import LlamaModel, describe, read_config
 from surefoot.model.registry import FAMILIES, family_of
 from surefoot.state.spec import Paged, Part, Ring
 from surefoot.testing.tiny_models import ARCHITECTURES, write_tiny
+from tests.unit.model.edits import edit_config, edit_weights
 
 LLAMA: dict[str, object] = {
     "architectures": ["LlamaForCausalLM"],
@@ -36,17 +35,6 @@ def load_folder(folder: Path) -> LlamaModel:
     model = load_on("tiny", folder, CpuBackend(bitwise=True), "float32", silent).model
     assert isinstance(model, LlamaModel)
     return model
-
-
-def edit_weights(folder: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    edit(tensors)
-    save_file(tensors, folder / "model.safetensors")
-
-
-def edit_config(folder: Path, **changes: object) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def test_absent_entries_have_the_usual_values() -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors.torch import load_file
 
 from surefoot.backend.cpu import CpuBackend
 from surefoot.engine.models import load_on, silent
@@ -26,28 +25,17 @@ from surefoot.testing.tiny_hybrids import (
     make_hybrid_config,
     write_tiny_hybrid,
 )
+from tests.unit.model.edits import Tensors, edit_config, edit_weights
 
 DENSE, EXPERTS = "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM"
 WRAPPED = "Qwen3_5MoeForConditionalGeneration"
 SIZES = TinyHybridSizes()
-Tensors = dict[str, Tensor]
 
 
 def load_folder(folder: Path, dtype: str = "float32") -> HybridModel:
     model = load_on("tiny", folder, CpuBackend(bitwise=True), dtype, silent).model
     assert isinstance(model, HybridModel)
     return model
-
-
-def edit_weights(folder: Path, edit: Callable[[Tensors], object]) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    edit(tensors)
-    save_file(tensors, folder / "model.safetensors")
-
-
-def edit_config(folder: Path, **changes: object) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def config_of(architecture: str, **changes: object) -> dict[str, object]:

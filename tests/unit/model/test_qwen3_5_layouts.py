@@ -18,13 +18,11 @@ from surefoot.model.qwen3_5 import describe
 from surefoot.model.qwen3_5_config import read_config
 from surefoot.testing.tiny_hybrids import NEXT, write_tiny_hybrid
 from tests.unit.backend.cuts import Setting, alone, sequences_of
+from tests.unit.model.edits import Tensors, edit_config, edit_weights
 from tests.unit.model.settling import SettlingMachine
 from tests.unit.model.test_qwen3_5 import (
     EXPERTS,
     WRAPPED,
-    Tensors,
-    edit_config,
-    edit_weights,
     load_folder,
 )
 

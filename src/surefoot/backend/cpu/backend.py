@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import psutil
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from surefoot.backend.blockwise.attention import (
-    BlockwiseRows,
-    ProductShape,
-    Widths,
-    least_tile_width,
-)
+from surefoot.backend.blockwise.attention import ProductShape, Widths, least_tile_width
+from surefoot.backend.blockwise.backend import BlockwiseBackend
 from surefoot.backend.blockwise.blocks import DeltaShape
-from surefoot.backend.blockwise.experts import pack_experts, top_k
-from surefoot.backend.blockwise.folding import Folder
-from surefoot.backend.blockwise.gates import delta_gates, sigmoid_gate, swish
 from surefoot.backend.blockwise.recurrent import least_new_width
 from surefoot.backend.cpu.linear import FastGated, RowInvariant, pack_fast, pack_gated
-from surefoot.backend.protocol import (
-    Capabilities,
-    DeltaCaches,
-    Experts,
-    Fold,
-    Linear,
-    RowLayout,
-    RowOperators,
-)
+from surefoot.backend.protocol import Capabilities, Linear
 
 
-class CpuBackend:
+class CpuBackend(BlockwiseBackend):
     """Operators in torch's CPU library, arranged so that no row's bits depend on another row."""
 
     def __init__(self, bitwise: bool = True) -> None:
@@ -46,13 +31,11 @@ class CpuBackend:
             max_draft_tokens=16,
             capture=False,
         )
-        self.device = torch.device("cpu")
         self.invariant = RowInvariant()
         self._numbers: dict[float, Tensor] = {}
         self._tile_widths: dict[ProductShape, int] = {}
         self._new_widths: dict[DeltaShape, int] = {}
-        self._widths = Widths(self._tile_width, self._new_width)
-        self._folder = Folder(self._new_width)
+        super().__init__(torch.device("cpu"), Widths(self._tile_width, self._new_width))
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """See Backend."""
@@ -90,36 +73,6 @@ class CpuBackend:
     def free_memory(self) -> int:
         """See Backend."""
         return int(psutil.virtual_memory().available)
-
-    def rows(self, layout: RowLayout) -> RowOperators:
-        """See Backend."""
-        return BlockwiseRows(layout, self._widths, self.device)
-
-    def pack_experts(self, gate_up: Tensor, down: Tensor) -> Experts:
-        """See Backend."""
-        return pack_experts(gate_up, down, self.pack_gated, self.pack_linear)
-
-    def top_k(self, scores: Tensor, n: int) -> tuple[Tensor, Tensor]:
-        """See Backend."""
-        return top_k(scores, n)
-
-    def gate(self, x: Tensor, gate: Tensor) -> Tensor:
-        """See Backend."""
-        return sigmoid_gate(x, gate)
-
-    def gated_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """See Backend."""
-        return swish(self.rms_norm(x.float(), weight.float(), eps), gate).to(x.dtype)
-
-    def delta_gates(
-        self, a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """See Backend."""
-        return delta_gates(a, b, a_log, dt_bias)
-
-    def fold_delta(self, caches: DeltaCaches, folds: Sequence[Fold]) -> None:
-        """See Backend."""
-        self._folder(caches, folds)
 
     def _tile_width(self, shape: ProductShape) -> int:
         """Least tokens per attention tile, measured once for each shape."""

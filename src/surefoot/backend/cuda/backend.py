@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from surefoot.backend.blockwise.attention import BlockwiseRows, Widths
-from surefoot.backend.blockwise.experts import pack_experts, top_k
-from surefoot.backend.blockwise.folding import Folder
-from surefoot.backend.blockwise.gates import delta_gates, sigmoid_gate, swish
+from surefoot.backend.blockwise.attention import Widths
+from surefoot.backend.blockwise.backend import BlockwiseBackend
 from surefoot.backend.blockwise.linear import PlainGated, PlainLinear
-from surefoot.backend.protocol import (
-    Capabilities,
-    DeltaCaches,
-    Experts,
-    Fold,
-    Linear,
-    RowLayout,
-    RowOperators,
-)
+from surefoot.backend.protocol import Capabilities, Linear
 from surefoot.errors import SettingError
 
 
-class CudaBackend:
+class CudaBackend(BlockwiseBackend):
     """Operators on the current CUDA device; not bitwise: its products choose kernels by size."""
 
     def __init__(self) -> None:
@@ -46,8 +36,7 @@ class CudaBackend:
             max_draft_tokens=16,
             capture=False,
         )
-        self.device = torch.device("cuda", torch.cuda.current_device())
-        self._folder = Folder(_any_width)
+        super().__init__(torch.device("cuda", torch.cuda.current_device()), _ANY)
 
     def free_memory(self) -> int:
         """See Backend."""
@@ -70,36 +59,6 @@ class CudaBackend:
         """See Backend."""
         first, second = x.chunk(2, dim=-1)
         return (x * cos + torch.cat((second, first), dim=-1) * sin).to(x.dtype)
-
-    def rows(self, layout: RowLayout) -> RowOperators:
-        """See Backend."""
-        return BlockwiseRows(layout, _ANY, self.device)
-
-    def pack_experts(self, gate_up: Tensor, down: Tensor) -> Experts:
-        """See Backend."""
-        return pack_experts(gate_up, down, self.pack_gated, self.pack_linear)
-
-    def top_k(self, scores: Tensor, n: int) -> tuple[Tensor, Tensor]:
-        """See Backend."""
-        return top_k(scores, n)
-
-    def gate(self, x: Tensor, gate: Tensor) -> Tensor:
-        """See Backend."""
-        return sigmoid_gate(x, gate)
-
-    def gated_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """See Backend."""
-        return swish(self.rms_norm(x.float(), weight.float(), eps), gate).to(x.dtype)
-
-    def delta_gates(
-        self, a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """See Backend."""
-        return delta_gates(a, b, a_log, dt_bias)
-
-    def fold_delta(self, caches: DeltaCaches, folds: Sequence[Fold]) -> None:
-        """See Backend."""
-        self._folder(caches, folds)
 
 
 def _any_width(shape: object) -> int:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from surefoot.backend.protocol import Backend, Linear
 from surefoot.model.layers.finite import finite_drafts
+from surefoot.model.layers.norms import norm_heads
 from surefoot.state.pool import Pools
 from surefoot.step import Batch
 
@@ -52,6 +53,11 @@ class KeyCache:
         """Key pool and value pool."""
         k, v = (pools.layers(self.name, part)[self.layer] for part in ("k", "v"))
         return k, v
+
+    def write(self, k: Tensor, v: Tensor, batch: Batch, pools: Pools) -> None:
+        """Store the step's keys and values, each [T, key_heads, size]."""
+        for pool, entries in zip(self.pools(pools), (k, v), strict=True):
+            batch.rows.paged_write(pool, entries)
 
 
 def paired_order(size: int, rotated: int) -> Tensor:
@@ -100,11 +106,9 @@ class GatedAttention:
         fused = finite_drafts(fused, batch.tentative).view(tokens, -1, sizes.size)
         q_and_k, v, gate = fused.split(sizes.joint, dim=1)
         q_and_k = _placed(q_and_k, self.norms, self.eps, angles, self.backend)
-        k_pool, v_pool = self.cache.pools(pools)
-        batch.rows.paged_write(k_pool, q_and_k[:, sizes.heads :])
-        batch.rows.paged_write(v_pool, v)
-        q = q_and_k[:, : sizes.heads]
-        mixed = batch.rows.paged_attention(q, k_pool, v_pool, sizes.size**-0.5)
+        self.cache.write(q_and_k[:, sizes.heads :], v, batch, pools)
+        q, scale = q_and_k[:, : sizes.heads], sizes.size**-0.5
+        mixed = batch.rows.paged_attention(q, *self.cache.pools(pools), scale)
         mixed = self.backend.gate(mixed, gate).reshape(tokens, -1)
         return self.output.add(mixed, stream)
 
@@ -136,13 +140,10 @@ class KeyWriter:
         fused = self.joint(self.backend.rms_norm(stream, self.norm, self.eps))
         fused = finite_drafts(fused, batch.tentative).view(stream.shape[0], -1, self.sizes.size)
         k, v = fused.chunk(2, dim=1)
-        k_pool, v_pool = self.cache.pools(pools)
         k = _placed(k, self.norms, self.eps, angles, self.backend)
-        batch.rows.paged_write(k_pool, k)
-        batch.rows.paged_write(v_pool, v)
+        self.cache.write(k, v, batch, pools)
 
 
 def _placed(x: Tensor, norms: Tensor, eps: float, angles: Angles, backend: Backend) -> Tensor:
     """Norm each head over its own size and turn it to its position."""
-    unit = torch.ones_like(norms[0])
-    return backend.rotary(backend.rms_norm(x, unit, eps) * norms, *angles)
+    return backend.rotary(norm_heads(x, norms, eps, backend), *angles)

@@ -1,0 +1,74 @@
+"""What devices that run the framework's own operators have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from surefoot.backend.blockwise.attention import BlockwiseRows, Widths
+from surefoot.backend.blockwise.experts import pack_experts, top_k
+from surefoot.backend.blockwise.folding import Folder
+from surefoot.backend.blockwise.gates import delta_gates, sigmoid_gate, swish
+from surefoot.backend.protocol import (
+    DeltaCaches,
+    Experts,
+    Fold,
+    Linear,
+    RowLayout,
+    RowOperators,
+)
+
+
+class BlockwiseBackend(ABC):
+    """Operators of one step in blockwise form; linears and norms are each device's own."""
+
+    def __init__(self, device: torch.device, widths: Widths) -> None:
+        """Compute on `device` in tiles of at least these widths."""
+        self.device = device
+        self._widths = widths
+        self._folder = Folder(widths.delta)
+
+    @abstractmethod
+    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """See Backend."""
+
+    @abstractmethod
+    def pack_gated(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+        """See Backend."""
+
+    @abstractmethod
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See Backend."""
+
+    def rows(self, layout: RowLayout) -> RowOperators:
+        """See Backend."""
+        return BlockwiseRows(layout, self._widths, self.device)
+
+    def pack_experts(self, gate_up: Tensor, down: Tensor) -> Experts:
+        """See Backend."""
+        return pack_experts(gate_up, down, self.pack_gated, self.pack_linear)
+
+    def top_k(self, scores: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """See Backend."""
+        return top_k(scores, n)
+
+    def gate(self, x: Tensor, gate: Tensor) -> Tensor:
+        """See Backend."""
+        return sigmoid_gate(x, gate)
+
+    def gated_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See Backend."""
+        return swish(self.rms_norm(x.float(), weight.float(), eps), gate).to(x.dtype)
+
+    def delta_gates(
+        self, a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """See Backend."""
+        return delta_gates(a, b, a_log, dt_bias)
+
+    def fold_delta(self, caches: DeltaCaches, folds: Sequence[Fold]) -> None:
+        """See Backend."""
+        self._folder(caches, folds)
