@@ -278,7 +278,13 @@ class Backend(Protocol):
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """X / sqrt(mean(x^2) + eps) * weight over the last axis, computed in float32."""
+        """X / sqrt(mean(x^2) + eps) * weight over the last axis, computed in float32.
+
+        Args:
+            x: [T, size] or [T, heads, size].
+            weight: [size], or [heads, size] for a weight of its own for each head.
+            eps: added to the mean square.
+        """
         ...
 
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

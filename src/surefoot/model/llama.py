@@ -17,7 +17,6 @@ from surefoot.backend.protocol import Backend, Fold, Linear, RowOperators
 from surefoot.errors import ModelError
 from surefoot.model.layers.finite import finite_drafts
 from surefoot.model.layers.head import take_head
-from surefoot.model.layers.norms import norm_heads
 from surefoot.model.layers.rotary import make_rotary
 from surefoot.model.model import ConfigReader, Description, DraftHead
 from surefoot.state.pool import Pools
@@ -189,7 +188,7 @@ class Attention:
         fused = fused.view(x.shape[0], heads + 2 * keys, size)
         q_and_k, v = fused[:, : heads + keys], fused[:, heads + keys :]
         if self.norms is not None:
-            q_and_k = norm_heads(q_and_k, self.norms, config.eps, self.backend)
+            q_and_k = self.backend.rms_norm(q_and_k, self.norms, config.eps)
         q_and_k = self.backend.rotary(q_and_k, *angles)
         q, k = q_and_k[:, :heads], q_and_k[:, heads:]
         mixed = self._attend(q, (k, v), batch.rows, pools)

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from surefoot.backend.blockwise.attention import BlockwiseRows, Widths
@@ -39,9 +40,10 @@ class BlockwiseBackend(ABC):
     def pack_gated(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
         """See Backend."""
 
-    @abstractmethod
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See Backend."""
+        normed = F.rms_norm(x.float(), x.shape[-1:], None, eps)
+        return (normed * weight.float()).to(x.dtype)
 
     def rows(self, layout: RowLayout) -> RowOperators:
         """See Backend."""

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import psutil
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from surefoot.backend.blockwise.attention import ProductShape, Widths, least_tile_width
 from surefoot.backend.blockwise.backend import BlockwiseBackend
 from surefoot.backend.blockwise.blocks import DeltaShape
 from surefoot.backend.blockwise.recurrent import least_new_width
+from surefoot.backend.cpu.kernels import rowwise
 from surefoot.backend.cpu.linear import FastGated, RowInvariant, pack_fast, pack_gated
-from surefoot.backend.protocol import Capabilities, Linear
+from surefoot.backend.cpu.rows import CompiledRows, are_float32, run_delta
+from surefoot.backend.protocol import (
+    Capabilities,
+    DeltaCaches,
+    DeltaInputs,
+    Fold,
+    Linear,
+    RowLayout,
+    RowOperators,
+)
 
 
 class CpuBackend(BlockwiseBackend):
@@ -32,10 +42,10 @@ class CpuBackend(BlockwiseBackend):
             capture=False,
         )
         self.invariant = RowInvariant()
-        self._numbers: dict[float, Tensor] = {}
         self._tile_widths: dict[ProductShape, int] = {}
         self._new_widths: dict[DeltaShape, int] = {}
-        super().__init__(torch.device("cpu"), Widths(self._tile_width, self._new_width))
+        self._tiles = Widths(self._tile_width, self._new_width)
+        super().__init__(torch.device("cpu"), self._tiles)
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """See Backend."""
@@ -50,25 +60,78 @@ class CpuBackend(BlockwiseBackend):
             return pack_gated(both, width)
         return FastGated(both, width, rows=sys.maxsize)
 
+    def rows(self, layout: RowLayout) -> RowOperators:
+        """See Backend."""
+        return CompiledRows(layout, self._tiles)
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See Backend."""
-        if x.dtype != torch.float32:
-            return F.rms_norm(x, weight.shape, weight, eps)
-        # The library's own norm is put together from more and slower parts.
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        factor = torch.addcmul(self._number(eps), norm, norm, value=1 / x.shape[-1]).rsqrt_()
-        return (x * factor).mul_(weight)
-
-    def _number(self, value: float) -> Tensor:
-        """A tensor of one number, made once."""
-        if value not in self._numbers:
-            self._numbers[value] = torch.tensor(value)
-        return self._numbers[value]
+        if not are_float32(x, weight):
+            return super().rms_norm(x, weight, eps)
+        out = torch.empty(x.shape)
+        by_head = (-1, *x.shape[-2:]) if x.dim() == 3 else (-1, 1, x.shape[-1])
+        rowwise.rms_norm(
+            x.numpy().reshape(by_head),
+            weight.numpy().reshape(-1, x.shape[-1]),
+            np.float32(eps),
+            out.numpy().reshape(by_head),
+        )
+        return out
 
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """See Backend."""
-        turned = torch.addcmul(x * cos, torch.roll(x, x.shape[-1] // 2, -1).to(cos.dtype), sin)
-        return turned.to(x.dtype)
+        if not are_float32(x, cos, sin):
+            turned = torch.roll(x, x.shape[-1] // 2, -1).to(cos.dtype)
+            return torch.addcmul(x * cos, turned, sin).to(x.dtype)
+        out = torch.empty(x.shape)
+        rowwise.rotary(x.numpy(), cos.numpy()[:, 0], sin.numpy()[:, 0], out.numpy())
+        return out
+
+    def gate(self, x: Tensor, gate: Tensor) -> Tensor:
+        """See Backend."""
+        tokens, width = x.shape[0], x[0].numel() if len(x) else 0
+        fits = gate.shape in (x.shape, (tokens, 1)) and width
+        if not fits or not are_float32(x, gate):
+            return super().gate(x, gate)
+        out = torch.empty(x.shape)
+        rowwise.gate(
+            x.numpy().reshape(tokens, -1),
+            gate.numpy().reshape(tokens, -1),
+            out.numpy().reshape(tokens, -1),
+        )
+        return out
+
+    def gated_norm(self, x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See Backend."""
+        if x.dim() != 3 or not are_float32(x, gate, weight):
+            return super().gated_norm(x, gate, weight, eps)
+        out = torch.empty(x.shape)
+        rowwise.gated_norm(x.numpy(), gate.numpy(), weight.numpy(), np.float32(eps), out.numpy())
+        return out
+
+    def delta_gates(
+        self, a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """See Backend."""
+        if not are_float32(a, b, a_log, dt_bias):
+            return super().delta_gates(a, b, a_log, dt_bias)
+        decay, beta = torch.empty(a.shape), torch.empty(a.shape)
+        rowwise.delta_gates(
+            a.numpy(), b.numpy(), a_log.numpy(), dt_bias.numpy(), decay.numpy(), beta.numpy()
+        )
+        return decay, beta
+
+    def fold_delta(self, caches: DeltaCaches, folds: Sequence[Fold]) -> None:
+        """See Backend."""
+        block = caches.block
+        rows = [
+            (0, 0, fold.base + block, fold.base, fold.base + block, fold.slot) for fold in folds
+        ]
+        empty = caches.k.new_empty(0, *caches.k.shape[2:])
+        values = caches.error.new_empty(0, *caches.error.shape[2:])
+        gates = values[..., 0]
+        inputs = DeltaInputs(empty, empty, values, gates, gates)
+        run_delta(inputs, caches, np.array(rows, dtype=np.int64).reshape(-1, 6))
 
     def free_memory(self) -> int:
         """See Backend."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from surefoot.backend.blockwise.attention import Widths
@@ -46,10 +45,6 @@ class CudaBackend(BlockwiseBackend):
         """See Backend."""
         moved = None if bias is None else bias.to(self.device)
         return PlainLinear(weight.to(self.device), moved)
-
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """See Backend."""
-        return F.rms_norm(x.float(), weight.shape, weight.float(), eps).to(x.dtype)
 
     def pack_gated(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
         """See Backend."""

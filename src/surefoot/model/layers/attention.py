@@ -9,7 +9,6 @@ from torch import Tensor
 
 from surefoot.backend.protocol import Backend, Linear
 from surefoot.model.layers.finite import finite_drafts
-from surefoot.model.layers.norms import norm_heads
 from surefoot.state.pool import Pools
 from surefoot.step import Batch
 
@@ -146,4 +145,4 @@ class KeyWriter:
 
 def _placed(x: Tensor, norms: Tensor, eps: float, angles: Angles, backend: Backend) -> Tensor:
     """Norm each head over its own size and turn it to its position."""
-    return backend.rotary(norm_heads(x, norms, eps, backend), *angles)
+    return backend.rotary(backend.rms_norm(x, norms, eps), *angles)

@@ -1,0 +1,218 @@
+"""Softmax attention over pages and rings.
+
+A tile is some tokens of one row with the G query heads that share a key head; query i of a tile is
+head i % G of token i // G. The scores of a tile are computed first, then each query's weights, then
+the weighted values key by key. Keys that a query does not see get the weight zero: they change
+nothing, so a query's bits do not depend on its tile.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from surefoot.backend.cpu.kernels.algebra import (
+    Floats,
+    Integers,
+    accumulate_two,
+    dot,
+    exp,
+    greatest,
+    sum_of,
+)
+from surefoot.backend.cpu.kernels.compile import kernel, part
+
+_ZERO = np.float32(0)
+_ONE = np.float32(1)
+_TILE_TOKENS = 16
+_TILE_SCORES = 1 << 16  # that stay in cache
+
+
+@part
+def _tile_tokens(group: int, keys: int) -> int:
+    return max(1, min(_TILE_TOKENS, _TILE_SCORES // (group * max(keys, 1))))
+
+
+@part
+def _take_queries(
+    q: Floats, token: int, head: int, group: int, scale: np.float32, tile: Floats
+) -> None:
+    """Scaled queries of tokens from `token` on and of `group` query heads from `head` on."""
+    for i in range(tile.shape[0]):
+        source, target = q[token + i // group, head + i % group], tile[i]
+        for d in range(target.shape[0]):
+            target[d] = source[d] * scale
+
+
+@part
+def _score(tile: Floats, keys: Floats, scores: Floats, at: int) -> None:
+    """Scores of a tile and some keys, put from column `at` on."""
+    for j in range(keys.shape[0]):
+        key = keys[j]
+        for i in range(tile.shape[0]):
+            scores[i, at + j] = dot(tile[i], key)
+
+
+@part
+def _weigh(scores: Floats, start: int, stop: int) -> np.float32:
+    """Make scores[start:stop] weights, whose sum is returned, and the others zero."""
+    top = greatest(scores, start, stop)
+    for j in range(start):
+        scores[j] = _ZERO
+    for j in range(start, stop):
+        scores[j] = exp(scores[j] - top)
+    for j in range(stop, scores.shape[0]):
+        scores[j] = _ZERO
+    return sum_of(scores[start:stop])
+
+
+@part
+def _add_values(weights: Floats, at: int, values: Floats, sums: Floats) -> None:
+    """Add values with the weights from column `at` on; queries go in pairs."""
+    stop = at + values.shape[0]
+    for i in range(0, sums.shape[0], 2):
+        accumulate_two(weights[i, at:stop], weights[i + 1, at:stop], values, sums[i : i + 2])
+
+
+@part
+def _put_output(sums: Floats, total: np.float32, out: Floats) -> None:
+    factor = _ONE / total
+    for d in range(out.shape[0]):
+        out[d] = sums[d] * factor
+
+
+@part
+def _page(pool: Floats, pages: Integers, head: int, low: int, high: int) -> Floats:
+    """Entries of positions low to high, which lie in one page: [n, D]."""
+    page_tokens = pool.shape[2]
+    page = low // page_tokens
+    entries: Floats = pool[pages[page], head]
+    return entries[low - page * page_tokens : high - page * page_tokens]
+
+
+@kernel("void(f4[:,:,::1],f4[:,:,:,::1],f4[:,:,:,::1],f4,i8[:,::1],i8[::1],f4[:,:,::1])")
+def paged_attention(
+    q: Floats,
+    k_pool: Floats,
+    v_pool: Floats,
+    scale: np.float32,
+    rows: Integers,
+    pages: Integers,
+    out: Floats,
+) -> None:
+    """See RowOperators.paged_attention.
+
+    Args:
+        q: [T, H, D].
+        k_pool: [pages, K, P, D].
+        v_pool: the same.
+        scale: factor on the scores.
+        rows: [R, 5] index of the first token, tokens, first position, least visible position, and
+            where the row's table starts in `pages`.
+        pages: the page tables one after the other.
+        out: [T, H, D].
+    """
+    heads, page_tokens, size = k_pool.shape[1], k_pool.shape[2], k_pool.shape[3]
+    group = q.shape[1] // heads
+    for row in range(rows.shape[0]):
+        start, count, first, least, begins = rows[row]
+        table = pages[begins:]
+        step = _tile_tokens(group, first + count - least)
+        for begin in range(0, count, step):
+            tokens = min(step, count - begin)
+            queries, token, stop = tokens * group, start + begin, first + begin + tokens
+            even = (queries + 1) // 2 * 2
+            tile = np.zeros((even, size), np.float32)
+            scores = np.zeros((even, stop - least), np.float32)
+            for head in range(heads):
+                _take_queries(q, token, head * group, group, scale, tile[:queries])
+                low = least
+                while low < stop:
+                    high = min((low // page_tokens + 1) * page_tokens, stop)
+                    keys = _page(k_pool, table, head, low, high)
+                    _score(tile[:queries], keys, scores, low - least)
+                    low = high
+                totals = np.ones(even, np.float32)
+                for i in range(queries):
+                    seen = first + begin + i // group + 1 - least
+                    totals[i] = _weigh(scores[i], 0, seen)
+                sums = np.zeros((even, size), np.float32)
+                low = least
+                while low < stop:
+                    high = min((low // page_tokens + 1) * page_tokens, stop)
+                    values = _page(v_pool, table, head, low, high)
+                    _add_values(scores, low - least, values, sums)
+                    low = high
+                for i in range(queries):
+                    target = out[token + i // group, head * group + i % group]
+                    _put_output(sums[i], totals[i], target)
+
+
+@part
+def _gather(ring: Floats, own: Floats, row: Integers, head: int, low: int, entries: Floats) -> None:
+    """Entries of positions from `low` on, of the ring up to the row's first, then of the step."""
+    start, _, first, _, slot = row
+    for j in range(entries.shape[0]):
+        position, target = low + j, entries[j]
+        if position < first:
+            source = ring[slot, position % ring.shape[1], head]
+        else:
+            source = own[start + position - first, head]
+        for d in range(target.shape[0]):
+            target[d] = source[d]
+
+
+@kernel(
+    "void(f4[:,:,::1],f4[:,:,::1],f4[:,:,::1],f4[:,:,:,::1],f4[:,:,:,::1],i8,f4,i8[:,::1],"
+    "f4[:,:,::1])"
+)
+def window_attention(
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    k_ring: Floats,
+    v_ring: Floats,
+    window: int,
+    scale: np.float32,
+    rows: Integers,
+    out: Floats,
+) -> None:
+    """See RowOperators.window_attention.
+
+    Args:
+        q: [T, H, D].
+        k: [T, K, D].
+        v: the same.
+        k_ring: [slots, capacity, K, D].
+        v_ring: the same.
+        window: positions each token sees.
+        scale: factor on the scores.
+        rows: [R, 5] index of the first token, tokens, first position, least visible position, slot.
+        out: [T, H, D].
+    """
+    heads, size = k.shape[1], k.shape[2]
+    group = q.shape[1] // heads
+    for row in range(rows.shape[0]):
+        start, count, first, least, _ = rows[row]
+        step = _tile_tokens(group, min(window + _TILE_TOKENS, first + count))
+        for begin in range(0, count, step):
+            tokens = min(step, count - begin)
+            queries, token, stop = tokens * group, start + begin, first + begin + tokens
+            even, low = (queries + 1) // 2 * 2, max(least, first + begin + 1 - window)
+            tile = np.zeros((even, size), np.float32)
+            scores = np.zeros((even, stop - low), np.float32)
+            entries = np.empty((stop - low, size), np.float32)
+            for head in range(heads):
+                _take_queries(q, token, head * group, group, scale, tile[:queries])
+                _gather(k_ring, k, rows[row], head, low, entries)
+                _score(tile[:queries], entries, scores, 0)
+                totals = np.ones(even, np.float32)
+                for i in range(queries):
+                    after = first + begin + i // group + 1
+                    seen = max(least, after - window)
+                    totals[i] = _weigh(scores[i], seen - low, after - low)
+                _gather(v_ring, v, rows[row], head, low, entries)
+                sums = np.zeros((even, size), np.float32)
+                _add_values(scores, 0, entries, sums)
+                for i in range(queries):
+                    target = out[token + i // group, head * group + i % group]
+                    _put_output(sums[i], totals[i], target)

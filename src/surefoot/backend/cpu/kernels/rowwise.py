@@ -1,0 +1,123 @@
+"""Norms, gates and rotations: each row or head by itself."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from surefoot.backend.cpu.kernels.algebra import Floats, Integers, dot, exp, sigmoid
+from surefoot.backend.cpu.kernels.compile import kernel, part
+
+_ZERO = np.float32(0)
+_ONE = np.float32(1)
+
+
+@part
+def _copy(source: Floats, target: Floats) -> None:
+    for d in range(target.shape[0]):
+        target[d] = source[d]
+
+
+@kernel("void(f4[:,:,:],f4[:,::1],f4,f4[:,:,::1])")
+def rms_norm(x: Floats, weight: Floats, eps: np.float32, out: Floats) -> None:
+    """See Backend.rms_norm.
+
+    Args:
+        x: [T, heads, n].
+        weight: [heads, n], or [1, n] for all heads.
+        eps: added to the mean square.
+        out: [T, heads, n].
+    """
+    for t in range(x.shape[0]):
+        for h in range(x.shape[1]):
+            target, scale = out[t, h], weight[h % weight.shape[0]]
+            _copy(x[t, h], target)
+            mean = dot(target, target) / np.float32(target.shape[0])
+            factor = _ONE / np.sqrt(mean + eps)
+            for d in range(target.shape[0]):
+                target[d] = target[d] * factor * scale[d]
+
+
+@kernel("void(f4[:,:,:],f4[:,:,:],f4[::1],f4,f4[:,:,::1])")
+def gated_norm(x: Floats, gate: Floats, weight: Floats, eps: np.float32, out: Floats) -> None:
+    """See Backend.gated_norm; x, gate and out are [T, heads, n], weight [n]."""
+    for t in range(x.shape[0]):
+        for h in range(x.shape[1]):
+            target = out[t, h]
+            _copy(x[t, h], target)
+            mean = dot(target, target) / np.float32(target.shape[0])
+            factor = _ONE / np.sqrt(mean + eps)
+            for d in range(target.shape[0]):
+                opening = gate[t, h, d]
+                target[d] = target[d] * factor * weight[d] * (opening / (_ONE + exp(-opening)))
+
+
+@kernel("void(f4[:,:],f4[:,:],f4[:,::1])")
+def gate(x: Floats, opening: Floats, out: Floats) -> None:
+    """See Backend.gate; x and out [T, n], the gate [T, n] or [T, 1]."""
+    for t in range(x.shape[0]):
+        if opening.shape[1] == 1:
+            factor = sigmoid(opening[t, 0])
+            for d in range(x.shape[1]):
+                out[t, d] = x[t, d] * factor
+        else:
+            for d in range(x.shape[1]):
+                out[t, d] = x[t, d] * sigmoid(opening[t, d])
+
+
+@kernel("void(f4[:,:,:],f4[:,:],f4[:,:],f4[:,:,::1])")
+def rotary(x: Floats, cos: Floats, sin: Floats, out: Floats) -> None:
+    """See Backend.rotary; x and out [T, heads, D], cos and sin [T, D]."""
+    half = x.shape[2] // 2
+    for t in range(x.shape[0]):
+        for h in range(x.shape[1]):
+            target = out[t, h]
+            for d in range(half):
+                a, b = x[t, h, d], x[t, h, half + d]
+                target[d] = a * cos[t, d] + b * sin[t, d]
+                target[half + d] = b * cos[t, half + d] + a * sin[t, half + d]
+
+
+@kernel("void(f4[:,:],f4[:,:],f4[::1],f4[::1],f4[:,::1],f4[:,::1])")
+def delta_gates(
+    a: Floats, b: Floats, a_log: Floats, dt_bias: Floats, decay: Floats, beta: Floats
+) -> None:
+    """See Backend.delta_gates; a, b, decay and beta [T, Hv]."""
+    for t in range(a.shape[0]):
+        for h in range(a.shape[1]):
+            x = a[t, h] + dt_bias[h]
+            above = x if x > _ZERO or x != x else _ZERO
+            decay[t, h] = -np.exp(a_log[h]) * (np.log1p(np.exp(-np.abs(x))) + above)
+            beta[t, h] = sigmoid(b[t, h])
+
+
+@part
+def _add_product(x: Floats, weight: Floats, out: Floats) -> None:
+    for d in range(out.shape[0]):
+        out[d] = out[d] + x[d] * weight[d]
+
+
+@kernel("void(f4[:,:],f4[:,:,::1],f4[:,::1],i8[:,::1],f4[:,::1])")
+def causal_conv(x: Floats, ring: Floats, taps: Floats, rows: Integers, out: Floats) -> None:
+    """See RowOperators.causal_conv.
+
+    Args:
+        x: [T, C].
+        ring: [slots, capacity, C].
+        taps: [K, C], the last one meets the token itself.
+        rows: as for window_attention.
+        out: [T, C].
+    """
+    before, capacity = taps.shape[0] - 1, ring.shape[1]
+    for row in range(rows.shape[0]):
+        start, count, first, _, slot = rows[row]
+        for i in range(count):
+            target = out[start + i]
+            target[:] = _ZERO
+            for tap in range(taps.shape[0]):
+                position, weight = first + i - before + tap, taps[tap]
+                if position >= first:
+                    _add_product(x[start + position - first], weight, target)
+                elif position >= 0:
+                    _add_product(ring[slot, position % capacity], weight, target)
+            for d in range(target.shape[0]):
+                target[d] = target[d] / (_ONE + exp(-target[d]))

@@ -1,0 +1,185 @@
+"""Row operators of one step by compiled kernels, for float32; other types take the tiled form."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from surefoot.backend.blockwise.attention import BlockwiseRows, Widths
+from surefoot.backend.cpu.kernels import attention, delta, rowwise, writes
+from surefoot.backend.protocol import DeltaCaches, DeltaInputs, RowLayout
+
+Integers = npt.NDArray[np.int64]
+
+
+class CompiledRows:
+    """Cache writes and row operators of one step; see RowOperators."""
+
+    def __init__(self, layout: RowLayout, widths: Widths) -> None:
+        """Prepare the step `layout`; `widths` are for tiles of other types than float32."""
+        self._layout = layout
+        self._widths = widths
+        self._checkpoints: dict[int, Integers] = {}
+        starts = layout.starts
+        lengths = [stop - start for start, stop in pairwise(starts)]
+        self._spans = list(zip(starts, lengths, layout.first, strict=False))
+        for row, (_, length, first) in enumerate(self._spans):
+            least = layout.visible_from[row]
+            assert length == 0 or first >= least, f"row {row} starts at {first}, below {least}"
+
+    def paged_write(self, pool: Tensor, entries: Tensor) -> None:
+        """See RowOperators."""
+        self._check(entries)
+        if not are_float32(pool, entries):
+            return self._tiled.paged_write(pool, entries)
+        target, source = pool.numpy(), entries.numpy()
+        if target.ndim == 3:
+            target, source = target[:, None], source[:, None]
+        return writes.paged_write(target, source, self._by_table, self._pages)
+
+    def paged_attention(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, scale: float) -> Tensor:
+        """See RowOperators."""
+        self._check(q)
+        if not are_float32(q, k_pool):
+            return self._tiled.paged_attention(q, k_pool, v_pool, scale)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        attention.paged_attention(
+            q.contiguous().numpy(),
+            k_pool.numpy(),
+            v_pool.numpy(),
+            np.float32(scale),
+            self._by_table,
+            self._pages,
+            out.numpy(),
+        )
+        return out
+
+    def ring_write(self, ring: Tensor, entries: Tensor) -> None:
+        """See RowOperators."""
+        self._check(entries)
+        if not are_float32(ring, entries):
+            return self._tiled.ring_write(ring, entries)
+        target = ring.flatten(2).numpy()
+        source = entries.numpy().reshape(entries.shape[0], target.shape[2])
+        return writes.ring_write(target, source, self._by_slot)
+
+    def window_attention(
+        self,
+        q: Tensor,
+        kv: tuple[Tensor, Tensor],
+        rings: tuple[Tensor, Tensor],
+        window: int,
+        scale: float,
+    ) -> Tensor:
+        """See RowOperators."""
+        self._check(q)
+        if not are_float32(q, rings[0]):
+            return self._tiled.window_attention(q, kv, rings, window, scale)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        attention.window_attention(
+            q.contiguous().numpy(),
+            kv[0].contiguous().numpy(),
+            kv[1].contiguous().numpy(),
+            rings[0].numpy(),
+            rings[1].numpy(),
+            window,
+            np.float32(scale),
+            self._by_slot,
+            out.numpy(),
+        )
+        return out
+
+    def causal_conv(self, x: Tensor, ring: Tensor, weight: Tensor) -> Tensor:
+        """See RowOperators; quickest with a weight whose taps lie one after another."""
+        self._check(x)
+        if not are_float32(x, ring, weight):
+            return self._tiled.causal_conv(x, ring, weight)
+        out = torch.empty(x.shape)
+        taps = weight.t().contiguous().numpy()
+        rowwise.causal_conv(x.numpy(), ring.numpy(), taps, self._by_slot, out.numpy())
+        return out
+
+    def delta_rule(self, inputs: DeltaInputs, caches: DeltaCaches) -> Tensor:
+        """See RowOperators."""
+        self._check(inputs.q)
+        block, layout = caches.block, self._layout
+        if block not in self._checkpoints:
+            self._checkpoints[block] = np.array(
+                [
+                    (*span, settled // block * block, settles // block * block, slot)
+                    for span, settled, settles, slot in zip(
+                        self._spans, layout.settled, layout.settles, layout.slots, strict=True
+                    )
+                ],
+                dtype=np.int64,
+            ).reshape(-1, 6)
+        return run_delta(inputs, caches, self._checkpoints[block])
+
+    @cached_property
+    def _by_table(self) -> Integers:
+        """Rows as paged kernels read them."""
+        begins = np.cumsum([0, *(len(table) for table in self._layout.tables)])
+        rows = [
+            (*span, least, begin)
+            for span, least, begin in zip(
+                self._spans, self._layout.visible_from, begins, strict=False
+            )
+        ]
+        return np.array(rows, dtype=np.int64).reshape(-1, 5)
+
+    @cached_property
+    def _pages(self) -> Integers:
+        """The page tables one after the other."""
+        return np.array([page for table in self._layout.tables for page in table], dtype=np.int64)
+
+    @cached_property
+    def _by_slot(self) -> Integers:
+        """Rows as kernels on rings read them."""
+        layout = self._layout
+        rows = [
+            (*span, least, slot)
+            for span, least, slot in zip(
+                self._spans, layout.visible_from, layout.slots, strict=True
+            )
+        ]
+        return np.array(rows, dtype=np.int64).reshape(-1, 5)
+
+    @cached_property
+    def _tiled(self) -> BlockwiseRows:
+        return BlockwiseRows(self._layout, self._widths, torch.device("cpu"))
+
+    def _check(self, per_token: Tensor) -> None:
+        count, planned = per_token.shape[0], self._layout.starts[-1]
+        assert count == planned, f"{count} tokens came, the layout was made for {planned}"
+
+
+def are_float32(*tensors: Tensor) -> bool:
+    """Whether kernels can take these."""
+    return all(tensor.dtype == torch.float32 for tensor in tensors)
+
+
+def run_delta(inputs: DeltaInputs, caches: DeltaCaches, rows: Integers) -> Tensor:
+    """Call the kernel of the gated delta rule on rows [R, 6] as it reads them."""
+    assert caches.state.shape[3] == inputs.v.shape[2], "states and values differ in width"
+    out = torch.empty(inputs.v.shape)
+    delta.delta_rule(
+        inputs.q.numpy(),
+        inputs.k.numpy(),
+        inputs.v.numpy(),
+        inputs.decay.numpy(),
+        inputs.beta.numpy(),
+        caches.state.numpy(),
+        caches.k.numpy(),
+        caches.error.numpy(),
+        caches.decay.numpy(),
+        caches.beta.numpy(),
+        caches.block,
+        rows,
+        out.numpy(),
+    )
+    return out
