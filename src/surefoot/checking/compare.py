@@ -115,8 +115,7 @@ def _kept(logits: Tensor, context: RowContext, epsilon: float) -> tuple[Tensor, 
     possible = processed.isfinite()
     if context.params.greedy:
         return possible, possible
-    peak = float(processed.amax())
-    tempered = temper(processed, peak, context.params.temperature)
+    tempered = temper(processed[None], processed.amax()[None], [context.params.temperature])[0]
     surely = possible & _kept_at(tempered, context.params, -epsilon)
     return surely, possible & _kept_at(tempered, context.params, epsilon)
 

@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from surefoot.errors import NumericalError
-from surefoot.sample.noise import NoiseField, gumbel_at
-from surefoot.sample.order import BLOCK, Blocks, argmax_rows
-from surefoot.sample.processors import RowContext, process, temper, truncate
+from surefoot.sample.draw import draw, with_noise
+from surefoot.sample.order import argmax_rows
+from surefoot.sample.processors import RowContext, process, temper
 
 UNCHOSEN = -1
 """Stands for the token of a row whose logits are not numbers; equals no draft."""
 
-_SCREENED_PEAKS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class _Contest:
-    """A sampled row, narrowed down to the tokens that may win it.
-
-    Attributes:
-        row: its context.
-        tempered: its scores before noise.
-        ids: [n] int64, the tokens that may win.
-        rest: the totals of all other tokens lie below this.
-    """
-
-    row: RowContext
-    tempered: Blocks
-    ids: Tensor
-    rest: float
+_SCORES_AT_ONCE = 1 << 18  # that stay in cache
 
 
 def choose(logits: Tensor, rows: Sequence[RowContext]) -> list[int]:
@@ -73,19 +54,38 @@ def try_choose(logits: Tensor, rows: Sequence[RowContext]) -> list[int]:
     for at, token in zip(plain, _plain_greedy(logits, plain), strict=True):
         tokens[at] = token
     others = sorted(set(range(len(rows))).difference(plain))
-    if not others:
-        return tokens
-    field = NoiseField(-(-logits.shape[1] // BLOCK) * BLOCK, logits.device)
-    contests: dict[int, _Contest] = {}
-    for at in others:
-        found = _processed(logits[at], rows[at])
-        if found is not None and rows[at].params.greedy:
-            tokens[at] = Blocks.of(found[0]).first()
-        elif found is not None:
-            contests[at] = _contest(*found, rows[at], field)
-    for at, token in zip(contests, _decide(list(contests.values()), field), strict=True):
+    step = max(1, _SCORES_AT_ONCE // logits.shape[1])
+    for begin in range(0, len(others), step):
+        some = others[begin : begin + step]
+        found = _choose(_rows(logits, some), [rows[at] for at in some])
+        for at, token in zip(some, found, strict=True):
+            tokens[at] = token
+    return tokens
+
+
+def _choose(logits: Tensor, rows: Sequence[RowContext]) -> list[int]:
+    """One token for each row of logits [n, V]."""
+    processed, peaks = _processed(logits, rows)
+    good = peaks.isfinite().tolist()
+    tokens = [UNCHOSEN] * len(rows)
+    greedy = [at for at, row in enumerate(rows) if good[at] and row.params.greedy]
+    for at, token in zip(greedy, _best(processed, greedy), strict=True):
+        tokens[at] = token
+    sampled = [at for at, row in enumerate(rows) if good[at] and not row.params.greedy]
+    for at, token in zip(sampled, _drawn(processed, peaks, rows, sampled), strict=True):
         tokens[at] = token
     return tokens
+
+
+def _drawn(
+    processed: Tensor, peaks: Tensor, rows: Sequence[RowContext], at: list[int]
+) -> list[int]:
+    """The tokens of the sampled rows."""
+    if not at:
+        return []
+    some, tops = _rows(processed, at), _rows(peaks, at)
+    sampled = [rows[index] for index in at]
+    return draw(temper(some, tops, [row.params.temperature for row in sampled]), sampled)
 
 
 def scores(logits: Tensor, rows: Sequence[RowContext], *, cut: bool = True) -> Tensor:
@@ -102,12 +102,14 @@ def scores(logits: Tensor, rows: Sequence[RowContext], *, cut: bool = True) -> T
     Returns:
         [R, V] float32; -inf at masked tokens, NaN throughout a row that cannot be chosen from.
     """
+    processed, peaks = _processed(logits, rows)
     result = torch.full_like(logits, torch.nan)
-    field = NoiseField(logits.shape[1], logits.device)
-    for at, row in enumerate(rows):
-        found = _processed(logits[at], row)
-        if found is not None:
-            result[at] = found[0] if row.params.greedy else _noisy(*found, row, field, cut)
+    for at in peaks.isfinite().nonzero()[:, 0].tolist():
+        row, some = rows[at], processed[at : at + 1]
+        if not row.params.greedy:
+            some = temper(some, peaks[at : at + 1], [row.params.temperature])
+            some = with_noise(some[0], row, cut)[None]
+        result[at] = some[0]
     return result
 
 
@@ -115,70 +117,25 @@ def _plain_greedy(logits: Tensor, at: list[int]) -> list[int]:
     """One call for all greedy rows without processors, usually most of a step."""
     if not at:
         return []
-    some = logits if len(at) == len(logits) else logits[at]
+    some = _rows(logits, at)
     best = argmax_rows(some)
     good = some.gather(1, best[:, None])[:, 0].isfinite()
     return torch.where(good, best, UNCHOSEN).tolist()
 
 
-def _processed(logits: Tensor, row: RowContext) -> tuple[Tensor, float] | None:
-    """Processed logits and their peak, or None if the row cannot be chosen from."""
-    peak = float(logits.amax())
-    if row.untouched or not math.isfinite(peak):
-        return (logits, peak) if math.isfinite(peak) else None
-    processed = process(logits, row)
-    peak = float(processed.amax())
-    return (processed, peak) if math.isfinite(peak) else None
+def _best(processed: Tensor, at: list[int]) -> list[int]:
+    return argmax_rows(_rows(processed, at)).tolist() if at else []
 
 
-def _contest(processed: Tensor, peak: float, row: RowContext, field: NoiseField) -> _Contest:
-    tempered = Blocks.of(temper(processed, peak, row.params.temperature))
-    kept = truncate(tempered, row.params)
-    if kept is not None:
-        return _Contest(row, tempered, kept, -math.inf)
-    return _Contest(row, tempered, *_screen(tempered, row, field, _SCREENED_PEAKS))
+def _processed(logits: Tensor, rows: Sequence[RowContext]) -> tuple[Tensor, Tensor]:
+    """Processed logits [n, V] and their peaks [n], which are not finite for unfit rows."""
+    peaks = logits.amax(1)
+    if all(row.untouched for row in rows):
+        return logits, peaks
+    processed = torch.stack([process(some, row) for some, row in zip(logits, rows, strict=True)])
+    return processed, torch.where(peaks.isfinite(), processed.amax(1), peaks)
 
 
-def _screen(
-    tempered: Blocks, row: RowContext, field: NoiseField, peaks: int
-) -> tuple[Tensor, float]:
-    """The few tokens with the highest ceilings, and a limit that the others' totals lie below.
-
-    A ceiling is score + bound of the noise. Float32 addition is monotone, so no total exceeds its
-    ceiling, not even by rounding.
-    """
-    bound = field.bound(row.seed, row.position)
-    ceilings = Blocks.of(bound.add_(tempered.values.view(-1)))
-    rest = ceilings.peak(peaks)
-    return ceilings.at_least(rest), rest
-
-
-def _decide(contests: list[_Contest], field: NoiseField) -> list[int]:
-    """The winner of each contest; the noise of all their tokens is made in one go."""
-    if not contests:
-        return []
-    noise = gumbel_at(
-        [contest.row.seed for contest in contests],
-        [contest.row.position for contest in contests],
-        [contest.ids for contest in contests],
-    )
-    return [_winner(contest, some, field) for contest, some in zip(contests, noise, strict=True)]
-
-
-def _winner(contest: _Contest, noise: Tensor, field: NoiseField) -> int:
-    totals = contest.tempered.take(contest.ids) + noise
-    best = totals.amax()
-    if float(best) >= contest.rest:
-        return int(contest.ids[totals == best].amin())
-    row = contest.row
-    every = field.gumbel(row.seed, row.position).add_(contest.tempered.values.view(-1))
-    return Blocks.of(every).first()
-
-
-def _noisy(processed: Tensor, peak: float, row: RowContext, field: NoiseField, cut: bool) -> Tensor:
-    tempered = temper(processed, peak, row.params.temperature)
-    totals = tempered + field.gumbel(row.seed, row.position)
-    kept = truncate(Blocks.of(tempered), row.params) if cut else None
-    if kept is None:
-        return totals
-    return torch.full_like(totals, -torch.inf).index_copy_(0, kept, totals[kept])
+def _rows(x: Tensor, at: list[int]) -> Tensor:
+    """Rows of x, without a copy if they are all."""
+    return x if len(at) == len(x) else x[at]

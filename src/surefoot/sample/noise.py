@@ -83,18 +83,23 @@ class NoiseField:
         hashes = self._spread.clone()
         return _gumbel(_fractions(hashes, *_key(seed, position)))
 
-    def bound(self, seed: int, position: int) -> Tensor:
+    def bound(self, seeds: Sequence[int], positions: Sequence[int]) -> Tensor:
         """What the noise of each token cannot exceed, at a third of the cost of the noise.
 
         With v the uniform fraction, noise = -ln(-ln(1 - v)) <= -ln v, and the bits of a float,
         read as an integer, are a chord below its logarithm. The bound is loose by at most 0.07
         where v is small, that is where noise is large and may win.
 
+        Args:
+            seeds: noise key of each of R rows.
+            positions: index in its request of the token that each row chooses.
+
         Returns:
-            [V] float32; never below the value that `gumbel` returns for the token.
+            [R, V] float32; never below the value that `gumbel` returns for the token.
         """
-        hashes = self._spread.clone()
-        fractions = _fractions(hashes, *_key(seed, position))
+        low, high = _keys(seeds, positions, self._spread.device)
+        hashes = self._spread.expand(len(seeds), -1).clone()
+        fractions = _fractions(hashes, low[:, None], high[:, None])
         chord = hashes.view(torch.float32).copy_(fractions.view(torch.int32))
         return chord.mul_(_BOUND_SLOPE).add_(_BOUND_START)
 
@@ -121,25 +126,22 @@ def gumbel(
 
 
 def gumbel_at(
-    seeds: Sequence[int], positions: Sequence[int], ids: Sequence[Tensor]
-) -> tuple[Tensor, ...]:
+    seeds: Sequence[int], positions: Sequence[int], owners: Tensor, ids: Tensor
+) -> Tensor:
     """Noise for some tokens of each row, with the bits that `gumbel` gives for them.
 
     Args:
-        seeds: noise key of each of R rows, R >= 1.
+        seeds: noise key of each of R rows.
         positions: index in its request of the token that each row chooses.
-        ids: R tensors of token ids, [n_r] int64, each of its own length.
+        owners: [n] int64, the row that each token is of.
+        ids: [n] int64 token ids.
 
     Returns:
-        R tensors, [n_r] float32.
+        [n] float32.
     """
-    lengths = [len(some) for some in ids]
-    flat = torch.cat(list(ids)).to(torch.int32)
-    keys = [_key(seed, position) for seed, position in zip(seeds, positions, strict=True)]
-    both = torch.tensor(keys, dtype=torch.int32, device=flat.device)
-    spread = torch.tensor(lengths, device=flat.device)
-    low, high = both.T.repeat_interleave(spread, dim=1, output_size=len(flat))
-    return _gumbel(_fractions(flat.mul_(_TOKEN_STRIDE), low, high)).split_with_sizes(lengths)
+    low, high = _keys(seeds, positions, ids.device)
+    hashes = ids.to(torch.int32).mul_(_TOKEN_STRIDE)
+    return _gumbel(_fractions(hashes, low[owners], high[owners]))
 
 
 def _mix64(value: int) -> int:
@@ -155,6 +157,15 @@ def _key(seed: int, position: int) -> tuple[int, int]:
     # 0 is a fixed point of the mixing, hence the first addition.
     key = _mix64(_mix64(seed + _GOLDEN64) + position * _GOLDEN64)
     return _signed32(key), _signed32(key >> 32)
+
+
+def _keys(
+    seeds: Sequence[int], positions: Sequence[int], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Both halves of the rows' keys, each [R] int32."""
+    keys = [_key(seed, position) for seed, position in zip(seeds, positions, strict=True)]
+    low, high = torch.tensor(keys, dtype=torch.int32, device=device).view(-1, 2).unbind(1)
+    return low, high
 
 
 def _signed32(value: int) -> int:

@@ -32,7 +32,7 @@ class Blocks:
     @classmethod
     def of(cls, scores: Tensor) -> Blocks:
         """Cut [V] float32 scores; they are shared where V is a multiple of 64, else copied."""
-        values = _padded(scores).view(-1, BLOCK)
+        values = padded(scores).view(-1, BLOCK)
         return cls(values, values.amax(1), scores.shape[0])
 
     def take(self, ids: Tensor) -> Tensor:
@@ -80,13 +80,14 @@ def argmax_rows(scores: Tensor) -> Tensor:
     Returns:
         [R] int64.
     """
-    values = _padded(scores).view(scores.shape[0], -1, BLOCK)
+    values = padded(scores).view(scores.shape[0], -1, BLOCK)
     block = values.amax(-1).argmax(-1)
     rows = torch.arange(scores.shape[0], device=scores.device)
     return block * BLOCK + values[rows, block].argmax(-1)
 
 
-def _padded(scores: Tensor) -> Tensor:
+def padded(scores: Tensor) -> Tensor:
+    """Scores [..., V] filled with -inf up to whole blocks."""
     missing = -scores.shape[-1] % BLOCK
     if missing == 0:
         return scores

@@ -221,18 +221,19 @@ def process(logits: Tensor, row: RowContext) -> Tensor:
     return processed
 
 
-def temper(processed: Tensor, peak: float, temperature: float) -> Tensor:
-    """Step 4: (processed - peak) / temperature, so that the best score is 0.
+def temper(processed: Tensor, peaks: Tensor, temperatures: Sequence[float]) -> Tensor:
+    """Step 4: (processed - peak) / temperature, so that the best score of each row is 0.
 
     Taking the peak away changes no choice, and keeps tiny temperatures from overflowing.
 
     Args:
-        processed: [V] float32.
-        peak: its largest value, finite.
-        temperature: above 0.
+        processed: [R, V] float32.
+        peaks: [R], the largest value of each row, finite.
+        temperatures: R numbers above 0.
     """
-    shifted = processed - peak
-    return shifted if temperature == 1 else shifted.div_(max(temperature, _LEAST_TEMPERATURE))
+    least = [max(temperature, _LEAST_TEMPERATURE) for temperature in temperatures]
+    divisors = torch.tensor(least, dtype=processed.dtype, device=processed.device)
+    return torch.sub(processed, peaks[:, None]).div_(divisors[:, None])
 
 
 def truncate(scores: Blocks, params: SamplingParams) -> Tensor | None:

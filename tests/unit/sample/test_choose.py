@@ -10,10 +10,11 @@ from torch import Tensor
 
 from surefoot.errors import NumericalError
 from surefoot.params import SamplingParams
-from surefoot.sample.choose import UNCHOSEN, _contest, _decide, _screen, choose, scores, try_choose
+from surefoot.sample.choose import UNCHOSEN, choose, scores, try_choose
+from surefoot.sample.draw import screen, winners
 from surefoot.sample.noise import NoiseField, derive_seed
 from surefoot.sample.order import argmax_rows
-from surefoot.sample.processors import HistoryCounts, RowContext
+from surefoot.sample.processors import HistoryCounts, RowContext, temper
 from tests.unit.sample.law import ALPHA, Chooser, context, law, p_value
 
 LOGITS = [0.4, 1.7, -0.6, 1.2, 0.0, 1.7, -2.0]
@@ -178,13 +179,11 @@ def test_screening_that_was_too_narrow_falls_back_to_all_tokens() -> None:
     logits[:, [100, 500]] = torch.tensor([5.0, 4.9])
     rows = [context(SamplingParams(), position=position) for position in range(300)]
     field = NoiseField(640, "cpu")
-    narrow = []
-    for row, some in zip(rows, logits, strict=True):
-        contest = _contest(some, float(some.amax()), row, field)
-        ids, rest = _screen(contest.tempered, row, field, 1)
-        narrow.append(replace(contest, ids=ids, rest=rest))
-    assert _decide([replace(one, rest=-math.inf) for one in narrow], field) != choose(logits, rows)
-    assert _decide(narrow, field) == choose(logits, rows)
+    tempered = temper(logits, logits.amax(1), [row.params.temperature for row in rows])
+    narrow = screen(tempered, rows, list(range(300)), field, 1)
+    trusted = replace(narrow, rest=torch.full_like(narrow.rest, -math.inf))
+    assert winners(tempered, rows, trusted, field) != choose(logits, rows)
+    assert winners(tempered, rows, narrow, field) == choose(logits, rows)
 
 
 def test_uncut_scores_show_what_the_cuts_removed() -> None:

@@ -75,8 +75,10 @@ def test_bits_do_not_depend_on_the_place_in_a_tensor() -> None:
         for length in (1, 3, 16, 37, 200):
             ids = torch.arange(start, start + length)
             other = torch.arange(length % 7)
-            few = gumbel_at([2, 11], [5, 5], [other, ids])
-            assert torch.equal(few[1], whole[ids])
+            both = torch.cat((other, ids))
+            owners = (torch.arange(len(both)) >= len(other)).long()
+            few = gumbel_at([2, 11], [5, 5], owners, both)
+            assert torch.equal(few[len(other) :], whole[ids])
 
 
 def test_bits_do_not_depend_on_the_number_of_threads() -> None:
@@ -98,9 +100,9 @@ def test_noise_of_a_row_follows_the_gumbel_law(seed: int) -> None:
 
 def test_noise_of_a_token_follows_the_law_over_positions_and_over_seeds() -> None:
     draws = 20_000
-    token = [torch.tensor([17])] * draws
-    over_positions = torch.cat(gumbel_at([5] * draws, range(draws), token))
-    over_seeds = torch.cat(gumbel_at(range(draws), [5] * draws, token))
+    token, owners = torch.full((draws,), 17), torch.arange(draws)
+    over_positions = gumbel_at([5] * draws, range(draws), owners, token)
+    over_seeds = gumbel_at(range(draws), [5] * draws, owners, token)
     for noise in (over_positions, over_seeds):
         assert distance_from_gumbel(noise) < 2.3
         for lag in (1, 2, 3, 16):
@@ -139,7 +141,7 @@ def test_the_logarithm_is_exact_to_a_few_ulps_over_the_whole_range() -> None:
 def test_the_bound_is_never_below_the_noise_and_tight_where_it_matters() -> None:
     field = NoiseField(49_152, "cpu")
     for position in range(30):
-        noise, bound = field.gumbel(7, position), field.bound(7, position)
+        noise, bound = field.gumbel(7, position), field.bound([3, 7], [0, position])[1]
         assert bool((bound >= noise).all())
         assert float((bound - noise)[noise > 4].max()) < 0.08
 

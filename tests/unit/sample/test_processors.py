@@ -40,7 +40,7 @@ def masked(row: RowContext) -> list[int]:
 
 
 def kept(scores: Tensor, params: SamplingParams) -> list[int]:
-    tempered = temper(scores, float(scores.amax()), params.temperature)
+    tempered = temper(scores[None], scores.amax()[None], [params.temperature])[0]
     ids = truncate(Blocks.of(tempered), params)
     return list(range(len(scores))) if ids is None else sorted(ids.tolist())
 
@@ -263,7 +263,7 @@ def test_top_p_of_a_large_vocabulary_equals_a_full_sort(spread: float, top_p: fl
 @pytest.mark.parametrize("temperature", [1e-300, 1e-40, 1e-10])
 def test_a_tiny_temperature_keeps_only_the_best(temperature: float) -> None:
     scores = torch.tensor([3.0, 3.1, 3.1, -9.0])
-    tempered = temper(scores, float(scores[1]), temperature)
+    tempered = temper(scores[None], scores[1:2], [temperature])[0]
     assert tempered[1:3].tolist() == [0.0, 0.0]
     assert float(tempered[[0, 3]].amax()) < -1e8
 
