@@ -137,6 +137,11 @@ class SamplingParams:
         return self.temperature == 0
 
     @property
+    def cuts(self) -> bool:
+        """Whether top_k, top_p or min_p may leave out tokens."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+    @property
     def needs_history(self) -> bool:
         """Whether the processed logits depend on the tokens before the row."""
         return (

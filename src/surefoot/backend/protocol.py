@@ -13,6 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from surefoot.backend.noise import NoiseKey
+
 
 @dataclass(frozen=True)
 class Capabilities:
@@ -318,6 +320,21 @@ class Backend(Protocol):
 
         Returns:
             Values [T, n] and int64 indices [T, n], the greatest first.
+        """
+        ...
+
+    def draw(self, scores: Tensor, keys: Sequence[NoiseKey]) -> list[int]:
+        """In each row the token whose score and noise together are the highest.
+
+        The noise is that of `backend.noise`, bit for bit, and the sum is one float32 addition; so
+        equal scores give equal tokens on every backend.
+
+        Args:
+            scores: [R, V] float32, in each row at least one finite and none NaN or +inf.
+            keys: of the R rows' noise.
+
+        Returns:
+            R token ids, the lowest among equals.
         """
         ...
 

@@ -12,6 +12,8 @@ import psutil
 import torch
 from torch import Tensor
 
+from surefoot.backend.noise import NoiseField, NoiseKey
+from surefoot.backend.order import argmax_rows
 from surefoot.backend.protocol import (
     Capabilities,
     DeltaCaches,
@@ -122,6 +124,13 @@ class ReferenceBackend:
         ]
         indices = torch.tensor(ranked, dtype=torch.long).view(-1, n)
         return scores.gather(1, indices), indices
+
+    def draw(self, scores: Tensor, keys: Sequence[NoiseKey]) -> list[int]:
+        """See Backend."""
+        field = NoiseField(scores.shape[1], self.device)
+        totals = [row + field.gumbel(key) for row, key in zip(scores, keys, strict=True)]
+        tokens: list[int] = argmax_rows(torch.stack(totals)).tolist()
+        return tokens
 
     def gate(self, x: Tensor, gate: Tensor) -> Tensor:
         """See Backend."""

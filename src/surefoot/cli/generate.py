@@ -104,7 +104,7 @@ def _compared(session: Session, jobs: Sequence[Job], screen: Screen, json: bool)
 
 def _seeded(job: Job) -> Job:
     """The same job with a seed, so that it can be done twice alike."""
-    from surefoot.sample.noise import fresh_seed
+    from surefoot.sample.seeds import fresh_seed
 
     if job.params.seed is not None:
         return job

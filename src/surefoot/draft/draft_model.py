@@ -64,7 +64,8 @@ class ModelDrafter:
         hidden = self._model.forward(batch, self._pools)
         for row, draft in zip(rows, drafts, strict=True):
             row.lease.drafted = len(row.request.tokens) + len(draft)
-        chosen = try_choose(self._model.logits(hidden[batch.wanted]), contexts)
+        logits = self._model.logits(hidden[batch.wanted])
+        chosen = try_choose(logits, contexts, self._backend)
         for draft, token in zip(drafts, chosen, strict=True):
             if token != UNCHOSEN:
                 draft.append(token)

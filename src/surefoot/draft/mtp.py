@@ -153,7 +153,7 @@ class MtpDrafter:
         """Append one token to each draft that goes on."""
         pairs = zip(rows, drafts, strict=True)
         contexts = [self._contexts.after(row.request, draft) for row, draft in pairs]
-        chosen = try_choose(self._head.logits(hidden), contexts)
+        chosen = try_choose(self._head.logits(hidden), contexts, self._backend)
         for draft, token in zip(drafts, chosen, strict=True):
             if token != UNCHOSEN:
                 draft.append(token)

@@ -15,8 +15,8 @@ from surefoot.errors import EngineClosedError, PromptError, SettingError
 from surefoot.ids import RequestId
 from surefoot.params import SamplingParams
 from surefoot.request import Request
-from surefoot.sample.noise import derive_seed, fresh_seed
 from surefoot.sample.processors import check_vocabulary
+from surefoot.sample.seeds import derive_seed, fresh_seed
 from surefoot.text.tokenizer import Tokenizer
 
 

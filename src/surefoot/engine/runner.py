@@ -90,7 +90,13 @@ class ModelRunner:
     """Builds the step, runs it, and chooses with each row's own history."""
 
     def __init__(
-        self, forward: Forward, pools: Pools, vocab_size: int, page_tokens: int, block: int
+        self,
+        forward: Forward,
+        pools: Pools,
+        backend: Backend,
+        vocab_size: int,
+        page_tokens: int,
+        block: int,
     ) -> None:
         """Run `forward`, whose caches are `pools`, for a vocabulary of `vocab_size`.
 
@@ -98,6 +104,7 @@ class ModelRunner:
         """
         self._forward = forward
         self._pools = pools
+        self._backend = backend
         self._page_tokens = page_tokens
         self._block = block
         self._contexts = Contexts(vocab_size, pools.device)
@@ -138,7 +145,7 @@ class ModelRunner:
             for context in self._contexts.run(row.request, row.drafts)
         ]
         some = logits if len(at) == len(logits) else logits[at]
-        chosen = iter(try_choose(some, contexts))
+        chosen = iter(try_choose(some, contexts, self._backend))
         results = [RowResult([next(chosen) for _ in range(count)]) for count in picks]
         for row, result, end, count in zip(rows, results, ends, picks, strict=True):
             _add_logprobs(row, result, logits[end - count : end])

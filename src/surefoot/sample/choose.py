@@ -7,23 +7,23 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from surefoot.backend.noise import gumbel, noise_key
+from surefoot.backend.order import Blocks, argmax_rows
+from surefoot.backend.protocol import Backend
 from surefoot.errors import NumericalError
-from surefoot.sample.draw import draw, with_noise
-from surefoot.sample.order import argmax_rows
-from surefoot.sample.processors import RowContext, process, temper
+from surefoot.sample.processors import RowContext, process, temper, truncate
 
 UNCHOSEN = -1
 """Stands for the token of a row whose logits are not numbers; equals no draft."""
 
-_SCORES_AT_ONCE = 1 << 18  # that stay in cache
 
-
-def choose(logits: Tensor, rows: Sequence[RowContext]) -> list[int]:
+def choose(logits: Tensor, rows: Sequence[RowContext], backend: Backend) -> list[int]:
     """Choose one token per row: the best processed score, the lowest id among equals.
 
     Args:
         logits: [R, V] float32, the model's own; not written to.
         rows: the R rows' contexts.
+        backend: draws.
 
     Returns:
         R token ids.
@@ -31,7 +31,7 @@ def choose(logits: Tensor, rows: Sequence[RowContext]) -> list[int]:
     Raises:
         NumericalError: a row holds NaN or +inf, or no token that may be chosen is above -inf.
     """
-    tokens = try_choose(logits, rows)
+    tokens = try_choose(logits, rows, backend)
     if UNCHOSEN in tokens:
         bad = [index for index, token in enumerate(tokens) if token == UNCHOSEN]
         raise NumericalError(
@@ -41,7 +41,7 @@ def choose(logits: Tensor, rows: Sequence[RowContext]) -> list[int]:
     return tokens
 
 
-def try_choose(logits: Tensor, rows: Sequence[RowContext]) -> list[int]:
+def try_choose(logits: Tensor, rows: Sequence[RowContext], backend: Backend) -> list[int]:
     """Like `choose`, with UNCHOSEN instead of an error.
 
     A row behind a wrong draft may hold anything. Only if the walk gets to an unchosen token does
@@ -54,38 +54,22 @@ def try_choose(logits: Tensor, rows: Sequence[RowContext]) -> list[int]:
     for at, token in zip(plain, _plain_greedy(logits, plain), strict=True):
         tokens[at] = token
     others = sorted(set(range(len(rows))).difference(plain))
-    step = max(1, _SCORES_AT_ONCE // logits.shape[1])
-    for begin in range(0, len(others), step):
-        some = others[begin : begin + step]
-        found = _choose(_rows(logits, some), [rows[at] for at in some])
-        for at, token in zip(some, found, strict=True):
-            tokens[at] = token
-    return tokens
-
-
-def _choose(logits: Tensor, rows: Sequence[RowContext]) -> list[int]:
-    """One token for each row of logits [n, V]."""
-    processed, peaks = _processed(logits, rows)
+    if not others:
+        return tokens
+    contexts = [rows[at] for at in others]
+    processed, peaks = _processed(_rows(logits, others), contexts)
     good = peaks.isfinite().tolist()
-    tokens = [UNCHOSEN] * len(rows)
-    greedy = [at for at, row in enumerate(rows) if good[at] and row.params.greedy]
-    for at, token in zip(greedy, _best(processed, greedy), strict=True):
-        tokens[at] = token
-    sampled = [at for at, row in enumerate(rows) if good[at] and not row.params.greedy]
-    for at, token in zip(sampled, _drawn(processed, peaks, rows, sampled), strict=True):
-        tokens[at] = token
+    greedy = [i for i, row in enumerate(contexts) if good[i] and row.params.greedy]
+    for i, token in zip(greedy, _best(processed, greedy), strict=True):
+        tokens[others[i]] = token
+    sampled = [i for i, row in enumerate(contexts) if good[i] and not row.params.greedy]
+    if sampled:
+        some = [contexts[i] for i in sampled]
+        tempered = _tempered(_rows(processed, sampled), _rows(peaks, sampled), some)
+        keys = [noise_key(row.seed, row.position) for row in some]
+        for i, token in zip(sampled, backend.draw(tempered, keys), strict=True):
+            tokens[others[i]] = token
     return tokens
-
-
-def _drawn(
-    processed: Tensor, peaks: Tensor, rows: Sequence[RowContext], at: list[int]
-) -> list[int]:
-    """The tokens of the sampled rows."""
-    if not at:
-        return []
-    some, tops = _rows(processed, at), _rows(peaks, at)
-    sampled = [rows[index] for index in at]
-    return draw(temper(some, tops, [row.params.temperature for row in sampled]), sampled)
 
 
 def scores(logits: Tensor, rows: Sequence[RowContext], *, cut: bool = True) -> Tensor:
@@ -105,12 +89,26 @@ def scores(logits: Tensor, rows: Sequence[RowContext], *, cut: bool = True) -> T
     processed, peaks = _processed(logits, rows)
     result = torch.full_like(logits, torch.nan)
     for at in peaks.isfinite().nonzero()[:, 0].tolist():
-        row, some = rows[at], processed[at : at + 1]
+        row, here = rows[at], slice(at, at + 1)
+        result[at] = processed[at]
         if not row.params.greedy:
-            some = temper(some, peaks[at : at + 1], [row.params.temperature])
-            some = with_noise(some[0], row, cut)[None]
-        result[at] = some[0]
+            tempered = _tempered(processed[here], peaks[here], [row], cut=cut)
+            noise = gumbel([row.seed], [row.position], logits.shape[1], logits.device)
+            result[at] = (tempered + noise)[0]
     return result
+
+
+def _tempered(
+    processed: Tensor, peaks: Tensor, rows: Sequence[RowContext], *, cut: bool = True
+) -> Tensor:
+    """Scores [n, V] before noise; -inf at tokens that top_k, top_p or min_p cut."""
+    tempered = temper(processed, peaks, [row.params.temperature for row in rows])
+    for scores, row in zip(tempered, rows, strict=True):
+        kept = truncate(Blocks.of(scores), row.params) if cut and row.params.cuts else None
+        if kept is not None:
+            some = scores[kept]
+            scores.fill_(-torch.inf).index_copy_(0, kept, some)
+    return tempered
 
 
 def _plain_greedy(logits: Tensor, at: list[int]) -> list[int]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from surefoot.sample.order import Blocks
+from surefoot.backend.order import Blocks
 
 
 def top_logprobs(logits: Tensor, chosen: Sequence[int], count: int) -> list[dict[int, float]]:

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from surefoot.backend.order import Blocks
 from surefoot.errors import SettingError
 from surefoot.params import SamplingParams
-from surefoot.sample.order import Blocks
 
 _LEAST_TEMPERATURE = torch.finfo(torch.float32).tiny
 

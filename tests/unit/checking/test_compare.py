@@ -12,8 +12,9 @@ from surefoot.checking.report import Difference
 from surefoot.ids import RequestId
 from surefoot.params import SamplingParams
 from surefoot.request import Request
-from surefoot.sample.choose import choose, scores
+from surefoot.sample.choose import scores
 from surefoot.sample.processors import RowContext
+from tests.unit.sample.law import choose
 
 EPSILON = 1e-3
 OPTIONS: Mapping[str, SamplingParams] = {

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from surefoot.backend.protocol import Backend
 from surefoot.draft.draft_model import ModelDrafter
 from surefoot.draft.guard import GuardedDrafter
 from surefoot.engine.engine import Engine
@@ -211,8 +212,8 @@ def test_a_token_that_cannot_be_chosen_ends_the_draft_and_is_no_failure(
 ) -> None:
     calls = iter(range(1000))
 
-    def sometimes(logits: Tensor, rows: Sequence[RowContext]) -> list[int]:
-        tokens = try_choose(logits, rows)
+    def sometimes(logits: Tensor, rows: Sequence[RowContext], backend: Backend) -> list[int]:
+        tokens = try_choose(logits, rows, backend)
         return [UNCHOSEN, *tokens[1:]] if next(calls) % 3 == 1 else tokens
 
     monkeypatch.setattr("surefoot.draft.draft_model.try_choose", sometimes)

@@ -9,7 +9,7 @@ from surefoot.engine.models import LoadedModel
 from surefoot.errors import SettingError
 from surefoot.params import SamplingParams
 from surefoot.request import Request
-from surefoot.sample.noise import derive_seed
+from surefoot.sample.seeds import derive_seed
 from tests.unit.engine.engines import drain, engine_of
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]

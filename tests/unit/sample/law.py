@@ -8,11 +8,41 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+import surefoot.sample.choose as choosing
+from surefoot.backend.blockwise.draw import draw
+from surefoot.backend.cpu import CpuBackend
+from surefoot.backend.noise import NoiseKey
+from surefoot.backend.protocol import Backend
+from surefoot.backend.reference import ReferenceBackend
 from surefoot.params import SamplingParams
 from surefoot.sample.processors import RowContext
 
 ALPHA = 1e-4
 Chooser = Callable[[Tensor, Sequence[RowContext]], list[int]]
+
+
+class Screened(ReferenceBackend):
+    """Draws as devices do that have no kernel for it."""
+
+    def draw(self, scores: Tensor, keys: Sequence[NoiseKey]) -> list[int]:
+        return draw(scores, keys)
+
+
+BACKENDS: tuple[Backend, ...] = (CpuBackend(), ReferenceBackend(), Screened())
+
+
+def choose(logits: Tensor, rows: Sequence[RowContext]) -> list[int]:
+    """The choice, on which all backends agree."""
+    first, *others = (choosing.choose(logits, rows, backend) for backend in BACKENDS)
+    assert all(other == first for other in others)
+    return first
+
+
+def try_choose(logits: Tensor, rows: Sequence[RowContext]) -> list[int]:
+    """The same of `try_choose`."""
+    first, *others = (choosing.try_choose(logits, rows, backend) for backend in BACKENDS)
+    assert all(other == first for other in others)
+    return first
 
 
 def context(

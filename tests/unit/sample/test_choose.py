@@ -8,14 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from surefoot.backend.blockwise.draw import screen, winners
+from surefoot.backend.noise import NoiseField, noise_key
+from surefoot.backend.order import argmax_rows
 from surefoot.errors import NumericalError
 from surefoot.params import SamplingParams
-from surefoot.sample.choose import UNCHOSEN, choose, scores, try_choose
-from surefoot.sample.draw import screen, winners
-from surefoot.sample.noise import NoiseField, derive_seed
-from surefoot.sample.order import argmax_rows
+from surefoot.sample.choose import UNCHOSEN, scores
 from surefoot.sample.processors import HistoryCounts, RowContext, temper
-from tests.unit.sample.law import ALPHA, Chooser, context, law, p_value
+from surefoot.sample.seeds import derive_seed
+from tests.unit.sample.law import ALPHA, Chooser, choose, context, law, p_value, try_choose
 
 LOGITS = [0.4, 1.7, -0.6, 1.2, 0.0, 1.7, -2.0]
 HISTORY = (0, 1, 1, 3, 5, 5)
@@ -180,10 +181,11 @@ def test_screening_that_was_too_narrow_falls_back_to_all_tokens() -> None:
     rows = [context(SamplingParams(), position=position) for position in range(300)]
     field = NoiseField(640, "cpu")
     tempered = temper(logits, logits.amax(1), [row.params.temperature for row in rows])
-    narrow = screen(tempered, rows, list(range(300)), field, 1)
+    keys = [noise_key(row.seed, row.position) for row in rows]
+    narrow = screen(tempered, keys, field, 1)
     trusted = replace(narrow, rest=torch.full_like(narrow.rest, -math.inf))
-    assert winners(tempered, rows, trusted, field) != choose(logits, rows)
-    assert winners(tempered, rows, narrow, field) == choose(logits, rows)
+    assert winners(tempered, keys, trusted, field) != choose(logits, rows)
+    assert winners(tempered, keys, narrow, field) == choose(logits, rows)
 
 
 def test_uncut_scores_show_what_the_cuts_removed() -> None:
@@ -193,7 +195,7 @@ def test_uncut_scores_show_what_the_cuts_removed() -> None:
     assert cut.isfinite().nonzero()[:, 0].tolist() == [1, 5]
     assert torch.equal(cut[[1, 5]], uncut[[1, 5]])
     difference = float(uncut[1] - uncut[3])
-    noise = NoiseField(7, "cpu").gumbel(row.seed, row.position)
+    noise = NoiseField(7, "cpu").gumbel(noise_key(row.seed, row.position))
     assert difference == pytest.approx((1.7 - 1.2) / 0.7 + float(noise[1] - noise[3]), abs=1e-5)
 
 

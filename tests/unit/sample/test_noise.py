@@ -6,14 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from surefoot.sample.noise import (
-    NoiseField,
-    _gumbel,
-    derive_seed,
-    fresh_seed,
-    gumbel,
-    gumbel_at,
-)
+from surefoot.backend.noise import NoiseField, _gumbel, gumbel, gumbel_at, noise_key
+from surefoot.sample.seeds import derive_seed, fresh_seed
 
 MASK32 = 2**32 - 1
 MASK64 = 2**64 - 1
@@ -66,7 +60,7 @@ def test_noise_is_the_hash_of_seed_position_and_token(seed: int, position: int) 
 def test_bits_do_not_depend_on_how_many_are_asked_for(vocab: int) -> None:
     whole = gumbel([3, 4, 5], [9, 8, 7], 65539, "cpu")
     assert torch.equal(gumbel([4], [8], vocab, "cpu")[0], whole[1, :vocab])
-    assert torch.equal(NoiseField(vocab, "cpu").gumbel(5, 7), whole[2, :vocab])
+    assert torch.equal(NoiseField(vocab, "cpu").gumbel(noise_key(5, 7)), whole[2, :vocab])
 
 
 def test_bits_do_not_depend_on_the_place_in_a_tensor() -> None:
@@ -77,7 +71,7 @@ def test_bits_do_not_depend_on_the_place_in_a_tensor() -> None:
             other = torch.arange(length % 7)
             both = torch.cat((other, ids))
             owners = (torch.arange(len(both)) >= len(other)).long()
-            few = gumbel_at([2, 11], [5, 5], owners, both)
+            few = gumbel_at([noise_key(2, 5), noise_key(11, 5)], owners, both)
             assert torch.equal(few[len(other) :], whole[ids])
 
 
@@ -101,8 +95,8 @@ def test_noise_of_a_row_follows_the_gumbel_law(seed: int) -> None:
 def test_noise_of_a_token_follows_the_law_over_positions_and_over_seeds() -> None:
     draws = 20_000
     token, owners = torch.full((draws,), 17), torch.arange(draws)
-    over_positions = gumbel_at([5] * draws, range(draws), owners, token)
-    over_seeds = gumbel_at(range(draws), [5] * draws, owners, token)
+    over_positions = gumbel_at([noise_key(5, i) for i in range(draws)], owners, token)
+    over_seeds = gumbel_at([noise_key(i, 5) for i in range(draws)], owners, token)
     for noise in (over_positions, over_seeds):
         assert distance_from_gumbel(noise) < 2.3
         for lag in (1, 2, 3, 16):
@@ -141,7 +135,10 @@ def test_the_logarithm_is_exact_to_a_few_ulps_over_the_whole_range() -> None:
 def test_the_bound_is_never_below_the_noise_and_tight_where_it_matters() -> None:
     field = NoiseField(49_152, "cpu")
     for position in range(30):
-        noise, bound = field.gumbel(7, position), field.bound([3, 7], [0, position])[1]
+        noise, bound = (
+            field.gumbel(noise_key(7, position)),
+            field.bound([(1, 2), noise_key(7, position)])[1],
+        )
         assert bool((bound >= noise).all())
         assert float((bound - noise)[noise > 4].max()) < 0.08
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from surefoot.sample.order import Blocks, argmax_rows
+from surefoot.backend.order import Blocks, argmax_rows
 
 # Few distinct values: ties everywhere.
 SCORES = st.lists(st.sampled_from([-math.inf, -2.0, 0.0, 0.5, 3.0]), min_size=1, max_size=200)

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from surefoot.backend.order import Blocks
 from surefoot.errors import SettingError
 from surefoot.params import SamplingParams
-from surefoot.sample.choose import UNCHOSEN, try_choose
-from surefoot.sample.order import Blocks
+from surefoot.sample.choose import UNCHOSEN
 from surefoot.sample.processors import (
     HistoryCounts,
     RowContext,
@@ -21,7 +21,7 @@ from surefoot.sample.processors import (
     temper,
     truncate,
 )
-from tests.unit.sample.law import context, law
+from tests.unit.sample.law import context, law, try_choose
 
 TOKENS = st.lists(st.integers(0, 9), max_size=30)
 LOGITS = [2.0, 1.0, 0.5, 0.0, -1.0, -2.0]

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from surefoot.params import SamplingParams
-from surefoot.sample.choose import choose
-from surefoot.sample.noise import derive_seed
 from surefoot.sample.processors import RowContext
-from tests.unit.sample.law import ALPHA, Chooser, context, law, p_value
+from surefoot.sample.seeds import derive_seed
+from tests.unit.sample.law import ALPHA, Chooser, choose, context, law, p_value
 
 # From (tokens so far, how many are wanted, seed) to drafts.
 Drafter = Callable[[list[int], int, int], list[int]]

@@ -10,9 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from surefoot.backend.blockwise.attention import BlockwiseRows, Widths
+from surefoot.backend.blockwise.draw import draw
 from surefoot.backend.blockwise.experts import pack_experts, top_k
 from surefoot.backend.blockwise.folding import Folder
 from surefoot.backend.blockwise.gates import delta_gates, sigmoid_gate, swish
+from surefoot.backend.noise import NoiseKey
 from surefoot.backend.protocol import (
     DeltaCaches,
     Experts,
@@ -56,6 +58,10 @@ class BlockwiseBackend(ABC):
     def top_k(self, scores: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """See Backend."""
         return top_k(scores, n)
+
+    def draw(self, scores: Tensor, keys: Sequence[NoiseKey]) -> list[int]:
+        """See Backend."""
+        return draw(scores, keys)
 
     def gate(self, x: Tensor, gate: Tensor) -> Tensor:
         """See Backend."""

@@ -34,18 +34,31 @@ def kernel(signature: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     One signature means one machine code, which treats equal rows alike. Where nothing can be
     written to disk, every start compiles anew.
     """
+    return _compiler(signature, _CONTRACT)
 
+
+def _compiler(signature: str, freedom: set[str]) -> Callable[[Callable[P, R]], Callable[P, R]]:
     def compiled(function: Callable[P, R]) -> Callable[P, R]:
         function.__qualname__ = f"{function.__name__}_{_VERSION}"  # the key on disk
         try:
-            made = njit(signature, cache=True, nogil=True, error_model="numpy", fastmath=_CONTRACT)(
+            made = njit(signature, cache=True, nogil=True, error_model="numpy", fastmath=freedom)(
                 function
             )
         except RuntimeError:  # no folder to keep it in
-            made = njit(signature, nogil=True, error_model="numpy", fastmath=_CONTRACT)(function)
+            made = njit(signature, nogil=True, error_model="numpy", fastmath=freedom)(function)
         return cast(Callable[P, R], made)
 
     return compiled
+
+
+def exact_kernel(signature: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A kernel each of whose operations rounds as IEEE 754 has it, one by one."""
+    return _compiler(signature, set())
+
+
+def exact(function: Callable[P, R]) -> Callable[P, R]:
+    """A part of exact kernels."""
+    return cast(Callable[P, R], njit(nogil=True, error_model="numpy")(function))
 
 
 def part(function: Callable[P, R]) -> Callable[P, R]:

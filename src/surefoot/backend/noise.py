@@ -1,4 +1,4 @@
-"""Gumbel noise that is a pure function of (seed, position, token).
+"""Gumbel noise that is a pure function of (seed, position, token); the same on every backend.
 
 Everything here is built from integer operations and single float32 additions, multiplications
 and divisions, each of which IEEE 754 rounds in one way only. So a value has the same bits however
@@ -12,7 +12,6 @@ is converted anew at each call, so constants are 0-dim tensors.
 from __future__ import annotations
 
 import math
-import secrets
 from collections.abc import Sequence
 
 import torch
@@ -27,9 +26,11 @@ def _real(value: float) -> Tensor:
     return torch.tensor(value, dtype=torch.float32, device="cpu")
 
 
+NoiseKey = tuple[int, int]
+"""A row's key, as two signed 32-bit numbers."""
+
 _MASK64 = 2**64 - 1
-_GOLDEN64 = 0x9E3779B97F4A7C15
-_SAMPLE_SALT = 0x7375726566_6F6F74
+GOLDEN64 = 0x9E3779B97F4A7C15
 
 _TOKEN_STRIDE = _integer(0x9E3779B1 - 2**32)
 _FIRST_FACTOR = _integer(0x85EBCA6B - 2**32)
@@ -53,21 +54,6 @@ _BOUND_SLOPE = _real(-math.log(2) * 2**-23)
 _BOUND_START = _real(127 * math.log(2) + _BOUND_MARGIN)
 
 
-def fresh_seed() -> int:
-    """An unpredictable 64-bit seed for a request that brought none."""
-    return secrets.randbits(64)
-
-
-def derive_seed(seed: int, sample: int) -> int:
-    """The 64-bit noise key of one of a request's samples.
-
-    Args:
-        seed: what the user gave, 0 to 2**64 - 1.
-        sample: index of the sample, from 0.
-    """
-    return _mix64(_mix64(seed ^ _SAMPLE_SALT) + (sample + 1) * _GOLDEN64)
-
-
 class NoiseField:
     """Noise of all tokens of a vocabulary; holds what every row of a step shares."""
 
@@ -78,27 +64,22 @@ class NoiseField:
         ids = torch.arange(vocab, dtype=torch.int32, device=device)
         self._spread = ids.mul_(_TOKEN_STRIDE)
 
-    def gumbel(self, seed: int, position: int) -> Tensor:
+    def gumbel(self, key: NoiseKey) -> Tensor:
         """[V] float32 noise of one row; see the function `gumbel`."""
-        hashes = self._spread.clone()
-        return _gumbel(_fractions(hashes, *_key(seed, position)))
+        return _gumbel(_fractions(self._spread.clone(), *key))
 
-    def bound(self, seeds: Sequence[int], positions: Sequence[int]) -> Tensor:
+    def bound(self, keys: Sequence[NoiseKey]) -> Tensor:
         """What the noise of each token cannot exceed, at a third of the cost of the noise.
 
         With v the uniform fraction, noise = -ln(-ln(1 - v)) <= -ln v, and the bits of a float,
         read as an integer, are a chord below its logarithm. The bound is loose by at most 0.07
         where v is small, that is where noise is large and may win.
 
-        Args:
-            seeds: noise key of each of R rows.
-            positions: index in its request of the token that each row chooses.
-
         Returns:
-            [R, V] float32; never below the value that `gumbel` returns for the token.
+            [R, V] float32 for R rows; never below the value that `gumbel` returns for the token.
         """
-        low, high = _keys(seeds, positions, self._spread.device)
-        hashes = self._spread.expand(len(seeds), -1).clone()
+        low, high = _halves(keys, self._spread.device)
+        hashes = self._spread.expand(len(keys), -1).clone()
         fractions = _fractions(hashes, low[:, None], high[:, None])
         chord = hashes.view(torch.float32).copy_(fractions.view(torch.int32))
         return chord.mul_(_BOUND_SLOPE).add_(_BOUND_START)
@@ -121,30 +102,27 @@ def gumbel(
     field = NoiseField(vocab, device)
     noise = torch.empty((len(seeds), vocab), dtype=torch.float32, device=device)
     for row, seed, position in zip(noise, seeds, positions, strict=True):
-        row.copy_(field.gumbel(seed, position))
+        row.copy_(field.gumbel(noise_key(seed, position)))
     return noise
 
 
-def gumbel_at(
-    seeds: Sequence[int], positions: Sequence[int], owners: Tensor, ids: Tensor
-) -> Tensor:
+def gumbel_at(keys: Sequence[NoiseKey], owners: Tensor, ids: Tensor) -> Tensor:
     """Noise for some tokens of each row, with the bits that `gumbel` gives for them.
 
     Args:
-        seeds: noise key of each of R rows.
-        positions: index in its request of the token that each row chooses.
+        keys: of R rows.
         owners: [n] int64, the row that each token is of.
         ids: [n] int64 token ids.
 
     Returns:
         [n] float32.
     """
-    low, high = _keys(seeds, positions, ids.device)
+    low, high = _halves(keys, ids.device)
     hashes = ids.to(torch.int32).mul_(_TOKEN_STRIDE)
     return _gumbel(_fractions(hashes, low[owners], high[owners]))
 
 
-def _mix64(value: int) -> int:
+def mix64(value: int) -> int:
     """A bijection of 64-bit numbers in which each input bit flips about half of the output."""
     value &= _MASK64
     value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK64
@@ -152,18 +130,20 @@ def _mix64(value: int) -> int:
     return value ^ value >> 31
 
 
-def _key(seed: int, position: int) -> tuple[int, int]:
-    """The row's key, as two signed 32-bit numbers."""
+def noise_key(seed: int, position: int) -> NoiseKey:
+    """The key of the noise with which the token at `position` is chosen.
+
+    Args:
+        seed: 0 to 2**64 - 1.
+        position: index of the token in its request.
+    """
     # 0 is a fixed point of the mixing, hence the first addition.
-    key = _mix64(_mix64(seed + _GOLDEN64) + position * _GOLDEN64)
+    key = mix64(mix64(seed + GOLDEN64) + position * GOLDEN64)
     return _signed32(key), _signed32(key >> 32)
 
 
-def _keys(
-    seeds: Sequence[int], positions: Sequence[int], device: torch.device
-) -> tuple[Tensor, Tensor]:
+def _halves(keys: Sequence[NoiseKey], device: torch.device) -> tuple[Tensor, Tensor]:
     """Both halves of the rows' keys, each [R] int32."""
-    keys = [_key(seed, position) for seed, position in zip(seeds, positions, strict=True)]
     low, high = torch.tensor(keys, dtype=torch.int32, device=device).view(-1, 2).unbind(1)
     return low, high
 

@@ -1,0 +1,95 @@
+"""Draws tokens in one walk over each row; see backend/noise.py for what the noise is and why.
+
+Integers wrap around, and every operation on floats rounds by itself as it does there, so the noise
+has the same bits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from surefoot.backend.cpu.kernels.algebra import Floats, Integers
+from surefoot.backend.cpu.kernels.compile import exact, exact_kernel
+
+Words = npt.NDArray[np.uint32]
+
+_STRIDE = np.uint32(0x9E3779B1)
+_FIRST_FACTOR, _SECOND_FACTOR = np.uint32(0x85EBCA6B), np.uint32(0xC2B2AE35)
+_SHIFT_15, _SHIFT_16, _SHIFT_23 = np.uint32(15), np.uint32(16), np.int32(23)
+_KEEP_31 = np.uint32(0x7FFFFFFF)
+_HALF, _ONE, _TWO = np.float32(0.5), np.float32(1), np.float32(2)
+_ZERO = np.float32(0)
+_FRACTION_SCALE = np.float32((1 - 2**-24) * 2**-31)
+_SQRT_HALF_BITS = np.int32(0x3F3504F3)
+_MINUS_LN2 = np.float32(-np.log(2.0))
+_T9, _T7, _T5, _T3 = np.float32(2 / 9), np.float32(2 / 7), np.float32(2 / 5), np.float32(2 / 3)
+_BOUND_SLOPE = np.float32(-np.log(2.0) * 2**-23)
+_BOUND_START = np.float32(127 * np.log(2.0) + 1e-3)
+_BLOCK = 64
+
+
+@exact
+def _fraction(token: np.uint32, low: np.uint32, high: np.uint32) -> np.float32:
+    h = np.uint32(np.uint32(token * _STRIDE) + low)
+    h = np.uint32(np.uint32((h ^ (h >> _SHIFT_16)) * _FIRST_FACTOR) + high)
+    h = np.uint32((h ^ (h >> _SHIFT_15)) * _SECOND_FACTOR)
+    h = np.uint32((h ^ (h >> _SHIFT_16)) & _KEEP_31)
+    return np.float32((np.float32(np.int32(h)) + _HALF) * _FRACTION_SCALE)
+
+
+@exact
+def _minus_log(value: np.float32, excess: np.float32) -> np.float32:
+    bits = np.float32(value).view(np.int32)
+    exponent = np.int32(np.int32(bits - _SQRT_HALF_BITS) >> _SHIFT_23)
+    rest = np.int32(bits - np.int32(exponent << _SHIFT_23)).view(np.float32)
+    rest = np.float32(np.float32(rest - _ONE) - excess)
+    ratio = np.float32(rest / np.float32(rest + _TWO))
+    square = np.float32(ratio * ratio)
+    series = np.float32(square * _T9)
+    series = np.float32(np.float32(series + _T7) * square)
+    series = np.float32(np.float32(series + _T5) * square)
+    series = np.float32(np.float32(series + _T3) * square)
+    series = np.float32(np.float32(series + _TWO) * ratio)
+    return np.float32(np.float32(np.float32(exponent) * _MINUS_LN2) - series)
+
+
+@exact
+def _gumbel(fraction: np.float32) -> np.float32:
+    rest = np.float32(_ONE - fraction)
+    excess = np.float32(fraction + np.float32(rest - _ONE))
+    return _minus_log(_minus_log(rest, excess), _ZERO)
+
+
+@exact
+def _ceilings(scores: Floats, begin: int, low: np.uint32, high: np.uint32, out: Floats) -> None:
+    """Score + bound of the noise, of the tokens from `begin` on."""
+    for i in range(out.shape[0]):
+        fraction = _fraction(np.uint32(begin + i), low, high)
+        chord = np.float32(np.float32(fraction).view(np.int32))
+        bound = np.float32(np.float32(chord * _BOUND_SLOPE) + _BOUND_START)
+        out[i] = np.float32(bound + scores[begin + i])
+
+
+@exact_kernel("void(f4[:,::1],u4[:,::1],i8[::1])")
+def draw(scores: Floats, keys: Words, tokens: Integers) -> None:
+    """See Backend.draw; scores [R, V], keys [R, 2], tokens [R].
+
+    No total exceeds its ceiling, so only tokens whose ceiling reaches the best total so far need
+    their noise computed.
+    """
+    vocab = scores.shape[1]
+    ceilings = np.empty(_BLOCK, np.float32)
+    for row in range(scores.shape[0]):
+        low, high = keys[row, 0], keys[row, 1]
+        best, winner = np.float32(-np.inf), 0
+        for begin in range(0, vocab, _BLOCK):
+            count = min(_BLOCK, vocab - begin)
+            _ceilings(scores[row], begin, low, high, ceilings[:count])
+            for i in range(count):
+                if ceilings[i] >= best:
+                    noise = _gumbel(_fraction(np.uint32(begin + i), low, high))
+                    total = np.float32(scores[row, begin + i] + noise)
+                    if total > best:
+                        best, winner = total, begin + i
+        tokens[row] = winner
