@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from surefoot.backend.protocol import UNCHOSEN
 from surefoot.config import make_config
 from surefoot.engine.models import load
 from surefoot.engine.rows import PlannedRow
 from surefoot.params import SamplingParams
 from surefoot.request import FinishReason, Request
-from surefoot.sample.choose import UNCHOSEN
 from surefoot.state.ledger import Ledger, LedgerLimits
 from surefoot.testing.fakes import Failures, FakeClock, HashModel, HashRunner, InjectedFailure
 from surefoot.testing.scenarios import make_request, make_scenario

@@ -1,4 +1,4 @@
-"""The total order of tokens: higher score first, then lower id.
+"""Scores of tokens, and their total order: higher score first, then lower id.
 
 Library sorts and arg-max calls over a whole vocabulary are slow, and top-k leaves ties open. Here
 scores are laid out in blocks; the best of each block tells which few blocks need a closer look.
@@ -6,6 +6,7 @@ scores are laid out in blocks; the best of each block tells which few blocks nee
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -84,6 +85,20 @@ def argmax_rows(scores: Tensor) -> Tensor:
     block = values.amax(-1).argmax(-1)
     rows = torch.arange(scores.shape[0], device=scores.device)
     return block * BLOCK + values[rows, block].argmax(-1)
+
+
+def temper(scores: Tensor, peaks: Tensor, temperatures: Sequence[float]) -> Tensor:
+    """(score - peak) / temperature, so that the best score of each row is 0.
+
+    Taking the peak away changes no choice, and keeps tiny temperatures from overflowing.
+
+    Args:
+        scores: [R, V] float32.
+        peaks: [R], the largest value of each row, finite.
+        temperatures: R numbers, at least LEAST_TEMPERATURE.
+    """
+    divisors = torch.tensor(temperatures, dtype=scores.dtype, device=scores.device)
+    return torch.sub(scores, peaks[:, None]).div_(divisors[:, None])
 
 
 def padded(scores: Tensor) -> Tensor:

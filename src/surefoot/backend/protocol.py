@@ -15,6 +15,12 @@ from torch import Tensor
 
 from surefoot.backend.noise import NoiseKey
 
+UNCHOSEN = -1
+"""Stands for the token of a row whose scores are not numbers; equals no draft."""
+
+LEAST_TEMPERATURE = torch.finfo(torch.float32).tiny
+"""The least temperature that is told from 0."""
+
 
 @dataclass(frozen=True)
 class Capabilities:
@@ -323,18 +329,21 @@ class Backend(Protocol):
         """
         ...
 
-    def draw(self, scores: Tensor, keys: Sequence[NoiseKey]) -> list[int]:
-        """In each row the token whose score and noise together are the highest.
+    def choose(
+        self, scores: Tensor, temperatures: Sequence[float], keys: Sequence[NoiseKey]
+    ) -> list[int]:
+        """In each row the token with the highest (score - peak) / temperature + noise.
 
-        The noise is that of `backend.noise`, bit for bit, and the sum is one float32 addition; so
-        equal scores give equal tokens on every backend.
+        The noise is that of `backend.noise`, bit for bit, and each operation rounds to float32; so
+        equal scores give equal tokens on every backend. At temperature 0 it is the highest score.
 
         Args:
-            scores: [R, V] float32, in each row at least one finite and none NaN or +inf.
+            scores: [R, V] float32.
+            temperatures: of the R rows, 0 or at least LEAST_TEMPERATURE.
             keys: of the R rows' noise.
 
         Returns:
-            R token ids, the lowest among equals.
+            R token ids, the lowest among equals; UNCHOSEN where the highest score is not finite.
         """
         ...
 

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from surefoot.backend.noise import NoiseField, NoiseKey
-from surefoot.backend.order import argmax_rows
+from surefoot.backend.order import argmax_rows, temper
 from surefoot.backend.protocol import (
+    UNCHOSEN,
     Capabilities,
     DeltaCaches,
     Experts,
@@ -125,11 +126,18 @@ class ReferenceBackend:
         indices = torch.tensor(ranked, dtype=torch.long).view(-1, n)
         return scores.gather(1, indices), indices
 
-    def draw(self, scores: Tensor, keys: Sequence[NoiseKey]) -> list[int]:
+    def choose(
+        self, scores: Tensor, temperatures: Sequence[float], keys: Sequence[NoiseKey]
+    ) -> list[int]:
         """See Backend."""
-        field = NoiseField(scores.shape[1], self.device)
-        totals = [row + field.gumbel(key) for row, key in zip(scores, keys, strict=True)]
-        tokens: list[int] = argmax_rows(torch.stack(totals)).tolist()
+        tokens = []
+        for row, temperature, key in zip(scores, temperatures, keys, strict=True):
+            peak = row.amax()
+            totals = row[None]
+            if temperature:
+                noise = NoiseField(len(row), self.device).gumbel(key)
+                totals = temper(totals, peak[None], [temperature]) + noise
+            tokens.append(int(argmax_rows(totals)) if peak.isfinite() else UNCHOSEN)
         return tokens
 
     def gate(self, x: Tensor, gate: Tensor) -> Tensor:

@@ -9,6 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from surefoot.backend.order import temper
+from surefoot.backend.protocol import LEAST_TEMPERATURE
 from surefoot.checking.report import Difference
 from surefoot.engine.engine import Engine
 from surefoot.engine.runner import EagerForward
@@ -16,7 +18,7 @@ from surefoot.params import SamplingParams
 from surefoot.request import Request
 from surefoot.sample.choose import scores
 from surefoot.sample.context import Contexts
-from surefoot.sample.processors import RowContext, process, temper
+from surefoot.sample.processors import RowContext, process
 from surefoot.step import Row, Step
 
 EPSILONS = {"float32": 1e-3, "bfloat16": 2e-2}
@@ -115,7 +117,11 @@ def _kept(logits: Tensor, context: RowContext, epsilon: float) -> tuple[Tensor, 
     possible = processed.isfinite()
     if context.params.greedy:
         return possible, possible
-    tempered = temper(processed[None], processed.amax()[None], [context.params.temperature])[0]
+    tempered = temper(
+        processed[None],
+        processed.amax()[None],
+        [max(context.params.temperature, LEAST_TEMPERATURE)],
+    )[0]
     surely = possible & _kept_at(tempered, context.params, -epsilon)
     return surely, possible & _kept_at(tempered, context.params, epsilon)
 

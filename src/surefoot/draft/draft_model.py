@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from surefoot.backend.protocol import Backend
+from surefoot.backend.protocol import UNCHOSEN, Backend
 from surefoot.draft.drafter import CommittedRow, DraftRow
 from surefoot.ids import RequestId
 from surefoot.model.model import Model
-from surefoot.sample.choose import UNCHOSEN, try_choose
+from surefoot.sample.choose import try_choose
 from surefoot.sample.context import Contexts
 from surefoot.state.ledger import Lease, Work
 from surefoot.state.pool import Pools

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from surefoot.backend.protocol import UNCHOSEN
 from surefoot.params import SamplingParams
 from surefoot.request import FinishReason, Request
-from surefoot.sample.choose import UNCHOSEN
 from surefoot.text.detokenize import Detokenizer
 from surefoot.text.stop import StopMatcher
 from surefoot.text.tokenizer import Tokenizer

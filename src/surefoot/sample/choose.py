@@ -8,13 +8,10 @@ import torch
 from torch import Tensor
 
 from surefoot.backend.noise import gumbel, noise_key
-from surefoot.backend.order import Blocks, argmax_rows
-from surefoot.backend.protocol import Backend
+from surefoot.backend.order import Blocks, temper
+from surefoot.backend.protocol import LEAST_TEMPERATURE, UNCHOSEN, Backend
 from surefoot.errors import NumericalError
-from surefoot.sample.processors import RowContext, process, temper, truncate
-
-UNCHOSEN = -1
-"""Stands for the token of a row whose logits are not numbers; equals no draft."""
+from surefoot.sample.processors import RowContext, process, truncate
 
 
 def choose(logits: Tensor, rows: Sequence[RowContext], backend: Backend) -> list[int]:
@@ -49,27 +46,15 @@ def try_choose(logits: Tensor, rows: Sequence[RowContext], backend: Backend) -> 
     """
     assert logits.dtype == torch.float32, f"logits must be float32, not {logits.dtype}"
     assert logits.shape[0] == len(rows), f"{logits.shape[0]} rows of logits, {len(rows)} contexts"
-    tokens = [UNCHOSEN] * len(rows)
-    plain = [at for at, row in enumerate(rows) if row.params.greedy and row.untouched]
-    for at, token in zip(plain, _plain_greedy(logits, plain), strict=True):
-        tokens[at] = token
-    others = sorted(set(range(len(rows))).difference(plain))
-    if not others:
-        return tokens
-    contexts = [rows[at] for at in others]
-    processed, peaks = _processed(_rows(logits, others), contexts)
-    good = peaks.isfinite().tolist()
-    greedy = [i for i, row in enumerate(contexts) if good[i] and row.params.greedy]
-    for i, token in zip(greedy, _best(processed, greedy), strict=True):
-        tokens[others[i]] = token
-    sampled = [i for i, row in enumerate(contexts) if good[i] and not row.params.greedy]
-    if sampled:
-        some = [contexts[i] for i in sampled]
-        tempered = _tempered(_rows(processed, sampled), _rows(peaks, sampled), some)
-        keys = [noise_key(row.seed, row.position) for row in some]
-        for i, token in zip(sampled, backend.draw(tempered, keys), strict=True):
-            tokens[others[i]] = token
-    return tokens
+    if not rows:
+        return []
+    params = [row.params for row in rows]
+    temperatures = [0.0 if p.greedy else max(p.temperature, LEAST_TEMPERATURE) for p in params]
+    keys = [noise_key(row.seed, row.position) for row in rows]
+    if not all(row.untouched and not row.params.cuts for row in rows):
+        some = zip(logits, rows, temperatures, strict=True)
+        logits = torch.stack([_left(*each) for each in some])
+    return backend.choose(logits, temperatures, keys)
 
 
 def scores(logits: Tensor, rows: Sequence[RowContext], *, cut: bool = True) -> Tensor:
@@ -86,54 +71,31 @@ def scores(logits: Tensor, rows: Sequence[RowContext], *, cut: bool = True) -> T
     Returns:
         [R, V] float32; -inf at masked tokens, NaN throughout a row that cannot be chosen from.
     """
-    processed, peaks = _processed(logits, rows)
     result = torch.full_like(logits, torch.nan)
-    for at in peaks.isfinite().nonzero()[:, 0].tolist():
-        row, here = rows[at], slice(at, at + 1)
-        result[at] = processed[at]
-        if not row.params.greedy:
-            tempered = _tempered(processed[here], peaks[here], [row], cut=cut)
+    for at, row in enumerate(rows):
+        temperature = 0.0 if row.params.greedy else max(row.params.temperature, LEAST_TEMPERATURE)
+        left = _left(logits[at], row, temperature, cut=cut)
+        if not left.amax().isfinite():
+            continue
+        if temperature:
             noise = gumbel([row.seed], [row.position], logits.shape[1], logits.device)
-            result[at] = (tempered + noise)[0]
+            left = (temper(left[None], left.amax()[None], [temperature]) + noise)[0]
+        result[at] = left
     return result
 
 
-def _tempered(
-    processed: Tensor, peaks: Tensor, rows: Sequence[RowContext], *, cut: bool = True
-) -> Tensor:
-    """Scores [n, V] before noise; -inf at tokens that top_k, top_p or min_p cut."""
-    tempered = temper(processed, peaks, [row.params.temperature for row in rows])
-    for scores, row in zip(tempered, rows, strict=True):
-        kept = truncate(Blocks.of(scores), row.params) if cut and row.params.cuts else None
-        if kept is not None:
-            some = scores[kept]
-            scores.fill_(-torch.inf).index_copy_(0, kept, some)
-    return tempered
+def _left(logits: Tensor, row: RowContext, temperature: float, *, cut: bool = True) -> Tensor:
+    """Processed logits [V] of a row, -inf at tokens that top_k, top_p or min_p cut.
 
-
-def _plain_greedy(logits: Tensor, at: list[int]) -> list[int]:
-    """One call for all greedy rows without processors, usually most of a step."""
-    if not at:
-        return []
-    some = _rows(logits, at)
-    best = argmax_rows(some)
-    good = some.gather(1, best[:, None])[:, 0].isfinite()
-    return torch.where(good, best, UNCHOSEN).tolist()
-
-
-def _best(processed: Tensor, at: list[int]) -> list[int]:
-    return argmax_rows(_rows(processed, at)).tolist() if at else []
-
-
-def _processed(logits: Tensor, rows: Sequence[RowContext]) -> tuple[Tensor, Tensor]:
-    """Processed logits [n, V] and their peaks [n], which are not finite for unfit rows."""
-    peaks = logits.amax(1)
-    if all(row.untouched for row in rows):
-        return logits, peaks
-    processed = torch.stack([process(some, row) for some, row in zip(logits, rows, strict=True)])
-    return processed, torch.where(peaks.isfinite(), processed.amax(1), peaks)
-
-
-def _rows(x: Tensor, at: list[int]) -> Tensor:
-    """Rows of x, without a copy if they are all."""
-    return x if len(at) == len(x) else x[at]
+    They are NaN where `logits` cannot be chosen from, whatever processing would hide.
+    """
+    processed = process(logits, row)
+    if not (logits.amax().isfinite() and processed.amax().isfinite()):
+        return torch.full_like(logits, torch.nan)
+    if not (cut and temperature and row.params.cuts):
+        return processed
+    tempered = temper(processed[None], processed.amax()[None], [temperature])[0]
+    kept = truncate(Blocks.of(tempered), row.params)
+    if kept is None:
+        return processed
+    return torch.full_like(processed, -torch.inf).index_copy_(0, kept, processed[kept])

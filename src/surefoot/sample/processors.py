@@ -28,8 +28,6 @@ from surefoot.backend.order import Blocks
 from surefoot.errors import SettingError
 from surefoot.params import SamplingParams
 
-_LEAST_TEMPERATURE = torch.finfo(torch.float32).tiny
-
 
 class HistoryCounts:
     """Which tokens a request holds and how often they were generated, kept up to date.
@@ -219,21 +217,6 @@ def process(logits: Tensor, row: RowContext) -> Tensor:
         processed = _only(processed, row.params.allowed_token_ids)
     _ban(processed, row)
     return processed
-
-
-def temper(processed: Tensor, peaks: Tensor, temperatures: Sequence[float]) -> Tensor:
-    """Step 4: (processed - peak) / temperature, so that the best score of each row is 0.
-
-    Taking the peak away changes no choice, and keeps tiny temperatures from overflowing.
-
-    Args:
-        processed: [R, V] float32.
-        peaks: [R], the largest value of each row, finite.
-        temperatures: R numbers above 0.
-    """
-    least = [max(temperature, _LEAST_TEMPERATURE) for temperature in temperatures]
-    divisors = torch.tensor(least, dtype=processed.dtype, device=processed.device)
-    return torch.sub(processed, peaks[:, None]).div_(divisors[:, None])
 
 
 def truncate(scores: Blocks, params: SamplingParams) -> Tensor | None:

@@ -14,13 +14,12 @@ from random import Random
 
 import torch
 
-from surefoot.backend.protocol import Fold
+from surefoot.backend.protocol import UNCHOSEN, Fold
 from surefoot.draft.drafter import CommittedRow, Drafter, DraftRow
 from surefoot.engine.rows import PlannedRow, RowResult
 from surefoot.engine.runner import Runner, StepResult
 from surefoot.ids import RequestId
 from surefoot.request import FinishReason, Request
-from surefoot.sample.choose import UNCHOSEN
 from surefoot.state.ledger import LedgerLimits, Work
 from surefoot.step import fold_due
 

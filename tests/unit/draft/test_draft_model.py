@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from surefoot.backend.protocol import Backend
+from surefoot.backend.protocol import UNCHOSEN, Backend
 from surefoot.draft.draft_model import ModelDrafter
 from surefoot.draft.guard import GuardedDrafter
 from surefoot.engine.engine import Engine
 from surefoot.engine.models import LoadedModel
 from surefoot.params import SamplingParams
 from surefoot.request import Request
-from surefoot.sample.choose import UNCHOSEN, try_choose
+from surefoot.sample.choose import try_choose
 from surefoot.sample.processors import RowContext
 from surefoot.state.ledger import Lease
 from surefoot.state.plan import MemoryPlan

@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from surefoot.backend.protocol import UNCHOSEN
 from surefoot.config import make_config
 from surefoot.draft.drafter import DraftRow
 from surefoot.engine.engine import Engine
@@ -14,7 +15,6 @@ from surefoot.engine.models import LoadedModel, load
 from surefoot.engine.rows import PlannedRow, RowResult
 from surefoot.params import SamplingParams
 from surefoot.request import FinishReason, Request
-from surefoot.sample.choose import UNCHOSEN
 from surefoot.state.ledger import Work
 from surefoot.testing.drafters import AlwaysWrong, StatelessDrafter
 from surefoot.testing.fakes import FailingRunner, Failures

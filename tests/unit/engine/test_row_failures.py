@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from surefoot.backend.protocol import UNCHOSEN
 from surefoot.engine.rows import PlannedRow
 from surefoot.params import SamplingParams
 from surefoot.request import FinishReason, Request
-from surefoot.sample.choose import UNCHOSEN
 from surefoot.testing.fakes import FailingRunner, Failures
 from tests.unit.engine.rig import Rig, ScriptedRunner
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import surefoot.sample.choose as choosing
-from surefoot.backend.blockwise.draw import draw
+from surefoot.backend.blockwise import choose as blockwise
 from surefoot.backend.cpu import CpuBackend
 from surefoot.backend.noise import NoiseKey
 from surefoot.backend.protocol import Backend
@@ -22,10 +22,12 @@ Chooser = Callable[[Tensor, Sequence[RowContext]], list[int]]
 
 
 class Screened(ReferenceBackend):
-    """Draws as devices do that have no kernel for it."""
+    """Chooses as devices do that have no kernel for it."""
 
-    def draw(self, scores: Tensor, keys: Sequence[NoiseKey]) -> list[int]:
-        return draw(scores, keys)
+    def choose(
+        self, scores: Tensor, temperatures: Sequence[float], keys: Sequence[NoiseKey]
+    ) -> list[int]:
+        return blockwise.choose(scores, temperatures, keys)
 
 
 BACKENDS: tuple[Backend, ...] = (CpuBackend(), ReferenceBackend(), Screened())

@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from surefoot.backend.blockwise.draw import screen, winners
+from surefoot.backend.blockwise.choose import screen, winners
 from surefoot.backend.noise import NoiseField, noise_key
-from surefoot.backend.order import argmax_rows
+from surefoot.backend.order import argmax_rows, temper
+from surefoot.backend.protocol import UNCHOSEN
 from surefoot.errors import NumericalError
 from surefoot.params import SamplingParams
-from surefoot.sample.choose import UNCHOSEN, scores
-from surefoot.sample.processors import HistoryCounts, RowContext, temper
+from surefoot.sample.choose import scores
+from surefoot.sample.processors import HistoryCounts, RowContext
 from surefoot.sample.seeds import derive_seed
 from tests.unit.sample.law import ALPHA, Chooser, choose, context, law, p_value, try_choose
 

@@ -9,16 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from surefoot.backend.order import Blocks
+from surefoot.backend.order import Blocks, temper
+from surefoot.backend.protocol import LEAST_TEMPERATURE, UNCHOSEN
 from surefoot.errors import SettingError
 from surefoot.params import SamplingParams
-from surefoot.sample.choose import UNCHOSEN
 from surefoot.sample.processors import (
     HistoryCounts,
     RowContext,
     check_vocabulary,
     process,
-    temper,
     truncate,
 )
 from tests.unit.sample.law import context, law, try_choose
@@ -263,7 +262,7 @@ def test_top_p_of_a_large_vocabulary_equals_a_full_sort(spread: float, top_p: fl
 @pytest.mark.parametrize("temperature", [1e-300, 1e-40, 1e-10])
 def test_a_tiny_temperature_keeps_only_the_best(temperature: float) -> None:
     scores = torch.tensor([3.0, 3.1, 3.1, -9.0])
-    tempered = temper(scores[None], scores[1:2], [temperature])[0]
+    tempered = temper(scores[None], scores[1:2], [max(temperature, LEAST_TEMPERATURE)])[0]
     assert tempered[1:3].tolist() == [0.0, 0.0]
     assert float(tempered[[0, 3]].amax()) < -1e8
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from surefoot.backend.blockwise.attention import BlockwiseRows, Widths
-from surefoot.backend.blockwise.draw import draw
+from surefoot.backend.blockwise.choose import choose
 from surefoot.backend.blockwise.experts import pack_experts, top_k
 from surefoot.backend.blockwise.folding import Folder
 from surefoot.backend.blockwise.gates import delta_gates, sigmoid_gate, swish
@@ -59,9 +59,11 @@ class BlockwiseBackend(ABC):
         """See Backend."""
         return top_k(scores, n)
 
-    def draw(self, scores: Tensor, keys: Sequence[NoiseKey]) -> list[int]:
+    def choose(
+        self, scores: Tensor, temperatures: Sequence[float], keys: Sequence[NoiseKey]
+    ) -> list[int]:
         """See Backend."""
-        return draw(scores, keys)
+        return choose(scores, temperatures, keys)
 
     def gate(self, x: Tensor, gate: Tensor) -> Tensor:
         """See Backend."""

@@ -14,7 +14,7 @@ from surefoot.backend.blockwise.attention import ProductShape, Widths, least_til
 from surefoot.backend.blockwise.backend import BlockwiseBackend
 from surefoot.backend.blockwise.blocks import DeltaShape
 from surefoot.backend.blockwise.recurrent import least_new_width
-from surefoot.backend.cpu.kernels import draw as drawing
+from surefoot.backend.cpu.kernels import choose as choosing
 from surefoot.backend.cpu.kernels import rowwise
 from surefoot.backend.cpu.linear import FastGated, RowInvariant, pack_fast, pack_gated
 from surefoot.backend.cpu.rows import CompiledRows, are_float32, run_delta
@@ -89,12 +89,16 @@ class CpuBackend(BlockwiseBackend):
         rowwise.rotary(x.numpy(), cos.numpy()[:, 0], sin.numpy()[:, 0], out.numpy())
         return out
 
-    def draw(self, scores: Tensor, keys: Sequence[NoiseKey]) -> list[int]:
+    def choose(
+        self, scores: Tensor, temperatures: Sequence[float], keys: Sequence[NoiseKey]
+    ) -> list[int]:
         """See Backend."""
         tokens = np.empty(len(keys), np.int64)
-        words = np.array(keys, dtype=np.int32).view(np.uint32)
-        drawing.draw(scores.contiguous().numpy(), words.reshape(-1, 2), tokens)
-        return tokens.tolist()
+        words = np.array(keys, dtype=np.int32).view(np.uint32).reshape(-1, 2)
+        warmths = np.array(temperatures, dtype=np.float32)
+        choosing.choose(scores.contiguous().numpy(), warmths, words, tokens)
+        found: list[int] = tokens.tolist()
+        return found
 
     def gate(self, x: Tensor, gate: Tensor) -> Tensor:
         """See Backend."""

@@ -1,4 +1,4 @@
-"""Draws tokens in one walk over each row; see backend/noise.py for what the noise is and why.
+"""Chooses tokens in one walk over each row; see backend/noise.py for what the noise is and why.
 
 Integers wrap around, and every operation on floats rounds by itself as it does there, so the noise
 has the same bits.
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from surefoot.backend.cpu.kernels.algebra import Floats, Integers
 from surefoot.backend.cpu.kernels.compile import exact, exact_kernel
+from surefoot.backend.protocol import UNCHOSEN
 
 Words = npt.NDArray[np.uint32]
 
@@ -62,34 +63,63 @@ def _gumbel(fraction: np.float32) -> np.float32:
 
 
 @exact
+def _peak(scores: Floats) -> np.float32:
+    """The highest score, or NaN if one is among them."""
+    peak, numbers = scores[0], True
+    for i in range(scores.shape[0]):
+        score = scores[i]
+        numbers &= score == score
+        peak = max(peak, score)
+    return peak if numbers else np.float32(np.nan)
+
+
+@exact
+def _first(scores: Floats, peak: np.float32) -> int:
+    for i in range(scores.shape[0]):
+        if scores[i] == peak:
+            return i
+    return UNCHOSEN
+
+
+@exact
 def _ceilings(scores: Floats, begin: int, low: np.uint32, high: np.uint32, out: Floats) -> None:
     """Score + bound of the noise, of the tokens from `begin` on."""
     for i in range(out.shape[0]):
         fraction = _fraction(np.uint32(begin + i), low, high)
         chord = np.float32(np.float32(fraction).view(np.int32))
         bound = np.float32(np.float32(chord * _BOUND_SLOPE) + _BOUND_START)
-        out[i] = np.float32(bound + scores[begin + i])
+        out[i] = np.float32(bound + scores[i])
 
 
-@exact_kernel("void(f4[:,::1],u4[:,::1],i8[::1])")
-def draw(scores: Floats, keys: Words, tokens: Integers) -> None:
-    """See Backend.draw; scores [R, V], keys [R, 2], tokens [R].
+@exact
+def _draw(
+    scores: Floats, peak: np.float32, temperature: np.float32, low: np.uint32, high: np.uint32
+) -> int:
+    """No total exceeds its ceiling: only where that reaches the best total is noise computed."""
+    best, winner = np.float32(-np.inf), 0
+    tempered, ceilings = np.empty(_BLOCK, np.float32), np.empty(_BLOCK, np.float32)
+    for begin in range(0, scores.shape[0], _BLOCK):
+        count = min(_BLOCK, scores.shape[0] - begin)
+        for i in range(count):
+            tempered[i] = np.float32(np.float32(scores[begin + i] - peak) / temperature)
+        _ceilings(tempered, begin, low, high, ceilings[:count])
+        for i in range(count):
+            if ceilings[i] >= best:
+                noise = _gumbel(_fraction(np.uint32(begin + i), low, high))
+                total = np.float32(tempered[i] + noise)
+                if total > best:
+                    best, winner = total, begin + i
+    return winner
 
-    No total exceeds its ceiling, so only tokens whose ceiling reaches the best total so far need
-    their noise computed.
-    """
-    vocab = scores.shape[1]
-    ceilings = np.empty(_BLOCK, np.float32)
+
+@exact_kernel("void(f4[:,::1],f4[::1],u4[:,::1],i8[::1])")
+def choose(scores: Floats, temperatures: Floats, keys: Words, tokens: Integers) -> None:
+    """See Backend.choose; scores [R, V], temperatures [R], keys [R, 2], tokens [R]."""
     for row in range(scores.shape[0]):
-        low, high = keys[row, 0], keys[row, 1]
-        best, winner = np.float32(-np.inf), 0
-        for begin in range(0, vocab, _BLOCK):
-            count = min(_BLOCK, vocab - begin)
-            _ceilings(scores[row], begin, low, high, ceilings[:count])
-            for i in range(count):
-                if ceilings[i] >= best:
-                    noise = _gumbel(_fraction(np.uint32(begin + i), low, high))
-                    total = np.float32(scores[row, begin + i] + noise)
-                    if total > best:
-                        best, winner = total, begin + i
-        tokens[row] = winner
+        peak, temperature = _peak(scores[row]), temperatures[row]
+        if not np.isfinite(peak):
+            tokens[row] = UNCHOSEN
+        elif temperature == 0:
+            tokens[row] = _first(scores[row], peak)
+        else:
+            tokens[row] = _draw(scores[row], peak, temperature, keys[row, 0], keys[row, 1])

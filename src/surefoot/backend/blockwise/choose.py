@@ -1,4 +1,4 @@
-"""Draws tokens: in each row the one whose score and noise together are the highest.
+"""Chooses tokens: in each row the one whose score and noise together are the highest.
 
 Noise for a whole vocabulary is dear. A bound of it is cheap, and leaves a few tokens that can win.
 """
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from surefoot.backend.noise import NoiseField, NoiseKey, gumbel_at
-from surefoot.backend.order import BLOCK, argmax_rows, padded
+from surefoot.backend.order import BLOCK, argmax_rows, padded, temper
+from surefoot.backend.protocol import UNCHOSEN
 
 _SCORES_AT_ONCE = 1 << 18  # that stay in cache
 _SCREENED_PEAKS = 4
@@ -33,15 +34,26 @@ class Candidates:
     rest: Tensor
 
 
-def draw(scores: Tensor, keys: Sequence[NoiseKey]) -> list[int]:
-    """See Backend.draw."""
+def choose(scores: Tensor, temperatures: Sequence[float], keys: Sequence[NoiseKey]) -> list[int]:
+    """See Backend.choose."""
     scores = padded(scores)
+    peaks = scores.amax(1)
+    good = peaks.isfinite().tolist()
+    tokens = [UNCHOSEN] * len(keys)
+    greedy = [at for at, warmth in enumerate(temperatures) if good[at] and warmth == 0]
+    if greedy:
+        for at, token in zip(greedy, argmax_rows(scores[greedy]).tolist(), strict=True):
+            tokens[at] = token
+    drawn = [at for at, warmth in enumerate(temperatures) if good[at] and warmth != 0]
     field = NoiseField(scores.shape[1], scores.device)
     step = max(1, _SCORES_AT_ONCE // scores.shape[1])
-    tokens: list[int] = []
-    for begin in range(0, len(keys), step):
-        some, theirs = scores[begin : begin + step], keys[begin : begin + step]
-        tokens += winners(some, theirs, screen(some, theirs, field, _SCREENED_PEAKS), field)
+    for begin in range(0, len(drawn), step):
+        some = drawn[begin : begin + step]
+        theirs = [keys[at] for at in some]
+        tempered = temper(scores[some], peaks[some], [temperatures[at] for at in some])
+        candidates = screen(tempered, theirs, field, _SCREENED_PEAKS)
+        for at, token in zip(some, winners(tempered, theirs, candidates, field), strict=True):
+            tokens[at] = token
     return tokens
 
 
