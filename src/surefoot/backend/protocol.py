@@ -347,6 +347,32 @@ class Backend(Protocol):
         """
         ...
 
+    def clean(self, entries: Tensor, tokens: Tensor) -> None:
+        """Put 0 in place of NaN and infinities in some rows, in place.
+
+        Args:
+            entries: [T, n].
+            tokens: [m] int64, which rows.
+        """
+        ...
+
+    def angles(
+        self, positions: Tensor, frequencies: Tensor, factor: float, passing: int
+    ) -> tuple[Tensor, Tensor]:
+        """Cosines and sines as `rotary` takes them, computed in float64.
+
+        Args:
+            positions: [T] int64.
+            frequencies: [n] float64, radians per position.
+            factor: multiplies both.
+            passing: pairs after the n that turn by nothing and are not multiplied.
+
+        Returns:
+            cos and sin, each [T, 1, D] float32 with D = 2 (n + passing): exact to their last bits
+            at a million positions.
+        """
+        ...
+
     def gate(self, x: Tensor, gate: Tensor) -> Tensor:
         """X * sigmoid(gate), elementwise; the shapes may broadcast."""
         ...

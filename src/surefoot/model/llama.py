@@ -184,7 +184,7 @@ class Attention:
         config = self.config
         x = self.backend.rms_norm(stream, self.norm, config.eps)
         heads, keys, size = config.heads, config.key_heads, config.head_dim
-        fused = finite_drafts(self.qkv(x), batch.tentative)
+        fused = finite_drafts(self.qkv(x), batch.tentative, self.backend)
         fused = fused.view(x.shape[0], heads + 2 * keys, size)
         q_and_k, v = fused[:, : heads + keys], fused[:, heads + keys :]
         if self.norms is not None:
@@ -269,7 +269,7 @@ class LlamaModel:
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
         """See Model."""
         x = F.embedding(batch.tokens, self._embedding)
-        angles = self._rotary(batch.positions)
+        angles = self._rotary(batch.positions, self._backend)
         for layer in self._layers:
             x = layer(x, angles, batch, pools)
         return x

@@ -104,6 +104,10 @@ class Ends:
     eps: float
     backend: Backend
 
+    def angles(self, batch: Batch) -> Angles:
+        """Of the step's tokens."""
+        return self.rotary(batch.positions, self.backend)
+
     def normed(self, hidden: Tensor) -> Tensor:
         """The final norm of hidden states [T, hidden]."""
         return self.backend.rms_norm(hidden, self.norm, self.eps)
@@ -132,11 +136,11 @@ class MtpHead:
 
     def catch_up(self, batch: Batch, hidden: Tensor, pools: Pools) -> None:
         """See DraftHead."""
-        self._writer(self._joined(batch, hidden), self._ends.rotary(batch.positions), batch, pools)
+        self._writer(self._joined(batch, hidden), self._ends.angles(batch), batch, pools)
 
     def forward(self, batch: Batch, hidden: Tensor, pools: Pools) -> Tensor:
         """See DraftHead; what comes out has been through the head's own norm."""
-        angles = self._ends.rotary(batch.positions)
+        angles = self._ends.angles(batch)
         stream = self._layer(self._joined(batch, hidden), angles, batch, pools)
         return self._ends.backend.rms_norm(stream, self._norm, self._ends.eps)
 
@@ -191,7 +195,7 @@ class HybridModel:
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
         """See Model."""
         stream = F.embedding(batch.tokens, self._ends.embedding)
-        angles = self._ends.rotary(batch.positions)
+        angles = self._ends.angles(batch)
         for layer in self._layers:
             stream = layer(stream, angles, batch, pools)
         return stream

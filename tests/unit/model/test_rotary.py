@@ -7,6 +7,8 @@ import math
 import pytest
 import torch
 
+from surefoot.backend.cpu import CpuBackend
+from surefoot.backend.protocol import Backend
 from surefoot.backend.reference import ReferenceBackend
 from surefoot.errors import ModelError
 from surefoot.model.layers.attention import paired_order
@@ -22,6 +24,10 @@ LLAMA3 = {
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 
 
+BACKEND = ReferenceBackend()
+BACKENDS: tuple[Backend, ...] = (BACKEND, CpuBackend())
+
+
 def frequencies(size: int, theta: float, scaling: dict[str, object] | None = None) -> list[float]:
     values: list[float] = make_rotary(size, theta, scaling).frequencies.tolist()
     return values
@@ -32,10 +38,10 @@ def test_frequencies_fall_from_one_by_powers_of_theta() -> None:
 
 
 def test_rotating_turns_each_pair_by_position_times_frequency() -> None:
-    cos, sin = make_rotary(4, 100.0, None)(torch.tensor([3]))
+    cos, sin = make_rotary(4, 100.0, None)(torch.tensor([3]), BACKEND)
     assert cos.shape == sin.shape == (1, 1, 4)
     x = torch.tensor([[[1.0, 0.0, 0.0, 1.0]]])
-    turned = ReferenceBackend().rotary(x, cos, sin)[0, 0].tolist()
+    turned = BACKEND.rotary(x, cos, sin)[0, 0].tolist()
     slow = 3 * 0.1
     assert turned == pytest.approx(
         [math.cos(3), -math.sin(slow), math.sin(3), math.cos(slow)], abs=1e-6
@@ -43,7 +49,7 @@ def test_rotating_turns_each_pair_by_position_times_frequency() -> None:
 
 
 def test_position_zero_changes_nothing() -> None:
-    cos, sin = make_rotary(6, 10000.0, None)(torch.tensor([0]))
+    cos, sin = make_rotary(6, 10000.0, None)(torch.tensor([0]), BACKEND)
     assert cos.tolist() == [[[1.0] * 6]]
     assert sin.abs().max() == 0
 
@@ -54,24 +60,28 @@ def test_scores_depend_on_distance_alone() -> None:
     q, k = torch.randn(1, 1, 16, generator=draws), torch.randn(1, 1, 16, generator=draws)
     scores = []
     for start in (0, 1000):
-        turned_q = backend.rotary(q, *rotary(torch.tensor([start + 7])))
-        turned_k = backend.rotary(k, *rotary(torch.tensor([start])))
+        turned_q = backend.rotary(q, *rotary(torch.tensor([start + 7]), BACKEND))
+        turned_k = backend.rotary(k, *rotary(torch.tensor([start]), BACKEND))
         scores.append((turned_q * turned_k).sum().item())
     assert scores[0] == pytest.approx(scores[1], abs=1e-4)
 
 
-def test_angles_stay_exact_at_a_million_positions() -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_angles_stay_exact_at_a_million_positions(
+    backend: Backend,
+) -> None:
     position, size = 1_048_573, 64
-    cos, _ = make_rotary(size, 500_000.0, None)(torch.tensor([position]))
+    cos, _ = make_rotary(size, 500_000.0, None)(torch.tensor([position]), backend)
     exact = [math.cos(position * 500_000.0 ** (-2 * i / size)) for i in range(size // 2)]
     assert cos[0, 0, : size // 2].tolist() == pytest.approx(exact, abs=1e-6)
 
 
-def test_an_angle_does_not_depend_on_the_other_positions() -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_angle_does_not_depend_on_the_other_positions(backend: Backend) -> None:
     rotary = make_rotary(10, 10000.0, None)
-    many = rotary(torch.arange(50))
+    many = rotary(torch.arange(50), backend)
     for position in (0, 7, 49):
-        one = rotary(torch.tensor([position]))
+        one = rotary(torch.tensor([position]), backend)
         assert torch.equal(one[0][0], many[0][position])
         assert torch.equal(one[1][0], many[1][position])
 
@@ -125,7 +135,7 @@ def test_a_partly_rotated_head_is_refused() -> None:
 
 
 def test_the_factor_multiplies_both_angles() -> None:
-    cos, sin = Rotary(torch.tensor([0.5], dtype=torch.float64), 2.0)(torch.tensor([1]))
+    cos, sin = Rotary(torch.tensor([0.5], dtype=torch.float64), 2.0)(torch.tensor([1]), BACKEND)
     assert cos[0, 0].tolist() == pytest.approx([2 * math.cos(0.5)] * 2)
     assert sin[0, 0].tolist() == pytest.approx([-2 * math.sin(0.5), 2 * math.sin(0.5)])
 
@@ -155,16 +165,16 @@ def test_numbers_that_pass_through_are_not_turned() -> None:
     order = paired_order(10, 4)
     assert order.tolist() == [0, 1, 4, 5, 6, 2, 3, 7, 8, 9]
     x = torch.randn(1, 2, 10, generator=torch.Generator().manual_seed(0))
-    turned = ReferenceBackend().rotary(x[..., order], *rotary(torch.tensor([7])))
+    turned = BACKEND.rotary(x[..., order], *rotary(torch.tensor([7]), BACKEND))
     back = torch.empty_like(turned).index_copy_(-1, order, turned)
-    whole = ReferenceBackend().rotary(x[..., :4], *make_rotary(4, 100.0, None)(torch.tensor([7])))
+    whole = BACKEND.rotary(x[..., :4], *make_rotary(4, 100.0, None)(torch.tensor([7]), BACKEND))
     assert torch.equal(back[..., 4:], x[..., 4:])
     torch.testing.assert_close(back[..., :4], whole)
 
 
 def test_a_scalings_factor_spares_what_passes_through() -> None:
     rotary = make_partial_rotary(16, 8, 1e6, YARN)
-    cos, sin = rotary(torch.tensor([5]))
+    cos, sin = rotary(torch.tensor([5]), BACKEND)
     assert rotary.factor > 1
     assert cos[0, 0, 4:8].tolist() == [1.0] * 4
     assert sin[0, 0, 12:].tolist() == [0.0] * 4

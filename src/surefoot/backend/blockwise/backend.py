@@ -65,6 +65,21 @@ class BlockwiseBackend(ABC):
         """See Backend."""
         return choose(scores, temperatures, keys)
 
+    def clean(self, entries: Tensor, tokens: Tensor) -> None:
+        """See Backend."""
+        cleaned = entries.index_select(0, tokens).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        entries.index_copy_(0, tokens, cleaned)
+
+    def angles(
+        self, positions: Tensor, frequencies: Tensor, factor: float, passing: int
+    ) -> tuple[Tensor, Tensor]:
+        """See Backend."""
+        angles = positions.double()[:, None] * frequencies.to(positions.device)
+        cos = F.pad(angles.cos() * factor, (0, passing), value=1.0)
+        sin = F.pad(angles.sin() * factor, (0, passing))
+        both = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+        return both[0].float()[:, None], both[1].float()[:, None]
+
     def gate(self, x: Tensor, gate: Tensor) -> Tensor:
         """See Backend."""
         return sigmoid_gate(x, gate)

@@ -100,6 +100,21 @@ class CpuBackend(BlockwiseBackend):
         found: list[int] = tokens.tolist()
         return found
 
+    def clean(self, entries: Tensor, tokens: Tensor) -> None:
+        """See Backend."""
+        if not are_float32(entries):
+            super().clean(entries, tokens)
+        else:
+            rowwise.clean(entries.numpy(), tokens.numpy())
+
+    def angles(
+        self, positions: Tensor, frequencies: Tensor, factor: float, passing: int
+    ) -> tuple[Tensor, Tensor]:
+        """See Backend."""
+        both = torch.empty(2, len(positions), 1, 2 * (len(frequencies) + passing))
+        rowwise.angles(positions.numpy(), frequencies.numpy(), factor, both.numpy()[:, :, 0])
+        return both[0], both[1]
+
     def gate(self, x: Tensor, gate: Tensor) -> Tensor:
         """See Backend."""
         tokens, width = x.shape[0], x[0].numel() if len(x) else 0

@@ -102,7 +102,7 @@ class GatedAttention:
         """Map the stream [T, hidden] to the stream after attention."""
         sizes, tokens = self.sizes, stream.shape[0]
         fused = self.joint(self.backend.rms_norm(stream, self.norm, self.eps))
-        fused = finite_drafts(fused, batch.tentative).view(tokens, -1, sizes.size)
+        fused = finite_drafts(fused, batch.tentative, self.backend).view(tokens, -1, sizes.size)
         q_and_k, v, gate = fused.split(sizes.joint, dim=1)
         q_and_k = _placed(q_and_k, self.norms, self.eps, angles, self.backend)
         self.cache.write(q_and_k[:, sizes.heads :], v, batch, pools)
@@ -137,7 +137,8 @@ class KeyWriter:
     def __call__(self, stream: Tensor, angles: Angles, batch: Batch, pools: Pools) -> None:
         """Write the entries of the stream [T, hidden]."""
         fused = self.joint(self.backend.rms_norm(stream, self.norm, self.eps))
-        fused = finite_drafts(fused, batch.tentative).view(stream.shape[0], -1, self.sizes.size)
+        fused = finite_drafts(fused, batch.tentative, self.backend)
+        fused = fused.view(stream.shape[0], -1, self.sizes.size)
         k, v = fused.chunk(2, dim=1)
         k = _placed(k, self.norms, self.eps, angles, self.backend)
         self.cache.write(k, v, batch, pools)

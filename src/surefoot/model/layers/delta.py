@@ -114,7 +114,7 @@ class DeltaMixer:
         sizes, backend, tokens = self.sizes, self.backend, stream.shape[0]
         fused = self.joint(backend.rms_norm(stream, self.norm, self.eps))
         # What follows, into the caches too, is finite because this is.
-        fused = finite_drafts(fused, batch.tentative)
+        fused = finite_drafts(fused, batch.tentative, backend)
         x, gate, b, a = fused.split(sizes.joint, dim=1)
         q, k, v = self._convolved(x, batch, pools)
         decay, beta = backend.delta_gates(a, b, self.a_log, self.dt_bias)

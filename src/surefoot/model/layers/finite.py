@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from surefoot.backend.protocol import Backend
 
-def finite_drafts(entries: Tensor, tentative: Tensor) -> Tensor:
+
+def finite_drafts(entries: Tensor, tentative: Tensor, backend: Backend) -> Tensor:
     """Put 0 in place of NaN and infinities in the entries of drafted tokens, in place.
 
     Attention multiplies what it masks by zero, and only finite values vanish: a drafted token with
@@ -16,8 +18,8 @@ def finite_drafts(entries: Tensor, tentative: Tensor) -> Tensor:
     Args:
         entries: [T, ...], written to.
         tentative: [n] indices of the drafted tokens, often none.
+        backend: computes.
     """
-    if len(tentative) == 0:
-        return entries
-    cleaned = entries.index_select(0, tentative).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-    return entries.index_copy_(0, tentative, cleaned)
+    if len(tentative):
+        backend.clean(entries, tentative)
+    return entries

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from surefoot.backend.protocol import Backend
 from surefoot.errors import ModelError
 
 
@@ -27,22 +27,9 @@ class Rotary:
     factor: float
     passing: int = 0
 
-    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Angles of the given positions.
-
-        Args:
-            positions: [T] int64.
-
-        Returns:
-            cos and sin, each [T, 1, D] float32; the first half of sin is negated. Angles are taken
-            in float64, so they are exact to float32 at a million positions and more.
-        """
-        angles = positions.double()[:, None] * self.frequencies.to(positions.device)
-        cos, sin = angles.cos() * self.factor, angles.sin() * self.factor
-        if self.passing:
-            cos, sin = F.pad(cos, (0, self.passing), value=1.0), F.pad(sin, (0, self.passing))
-        both = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
-        return both[0].float()[:, None], both[1].float()[:, None]
+    def __call__(self, positions: Tensor, backend: Backend) -> tuple[Tensor, Tensor]:
+        """Angles of the given positions [T], as Backend.rotary takes them."""
+        return backend.angles(positions, self.frequencies, self.factor, self.passing)
 
 
 def make_rotary(size: int, theta: float, scaling: Mapping[str, object] | None) -> Rotary:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from surefoot.backend.cpu.kernels.algebra import Floats, Integers, dot, exp, sigmoid
 from surefoot.backend.cpu.kernels.compile import kernel, part
+
+Doubles = npt.NDArray[np.float64]
 
 _ZERO = np.float32(0)
 _ONE = np.float32(1)
@@ -121,3 +124,29 @@ def causal_conv(x: Floats, ring: Floats, taps: Floats, rows: Integers, out: Floa
                     _add_product(ring[slot, position % capacity], weight, target)
             for d in range(target.shape[0]):
                 target[d] = target[d] / (_ONE + exp(-target[d]))
+
+
+@kernel("void(f4[:,:],i8[::1])")
+def clean(entries: Floats, tokens: Integers) -> None:
+    """See Backend.clean; entries [T, n], tokens [m]."""
+    for i in range(tokens.shape[0]):
+        row = entries[tokens[i]]
+        for d in range(row.shape[0]):
+            if not np.isfinite(row[d]):
+                row[d] = _ZERO
+
+
+@kernel("void(i8[::1],f8[::1],f8,f4[:,:,::1])")
+def angles(positions: Integers, frequencies: Doubles, factor: float, both: Floats) -> None:
+    """See Backend.angles; positions [T], frequencies [n], cos and sin in both [2, T, D]."""
+    turning, half = frequencies.shape[0], both.shape[2] // 2
+    for t in range(positions.shape[0]):
+        cos, sin = both[0, t], both[1, t]
+        for i in range(turning):
+            angle = np.float64(positions[t]) * frequencies[i]
+            c, s = np.float32(np.cos(angle) * factor), np.float32(np.sin(angle) * factor)
+            cos[i], cos[half + i] = c, c
+            sin[i], sin[half + i] = -s, s
+        for i in range(turning, half):
+            cos[i], cos[half + i] = _ONE, _ONE
+            sin[i], sin[half + i] = _ZERO, _ZERO
