@@ -25,6 +25,8 @@ _PROBE_SHARE = 0.02
 _PLAIN_AFTER = 64
 _LEAST_GAIN = 1.02
 _SAMPLES = 9
+_PATIENCE = 4
+_THINK_EVERY = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +38,14 @@ class StepCost:
         forward_s: seconds for the forward pass and the choice.
         draft_s: seconds in the drafter.
         drafted: tokens that the drafter proposed.
+        passes: the greatest depth among the drafts; a drafter with a model computes as often.
     """
 
     tokens: int
     forward_s: float
     draft_s: float
     drafted: int
+    passes: int
 
 
 class Depth(Protocol):
@@ -99,6 +103,7 @@ class CostCurve:
         self._samples: dict[int, deque[float]] = {}
         self._now = dict(measured)
         self._counts = self._start_counts
+        self._known: dict[int, float] = {}
 
     def add(self, tokens: int, seconds: float) -> None:
         """One more measurement."""
@@ -113,10 +118,13 @@ class CostCurve:
         self._now[tokens] = statistics.median(self._samples[tokens])
         if len(self._now) > len(self._counts):
             self._counts = sorted(self._now)
+        self._known.clear()
 
     def seconds(self, tokens: int) -> float:
         """Estimated seconds of a step of `tokens` tokens."""
-        return _on_lines(self._now, self._counts, tokens)
+        if tokens not in self._known:
+            self._known[tokens] = _on_lines(self._now, self._counts, tokens)
+        return self._known[tokens]
 
 
 def _on_lines(seconds: Mapping[int, float], counts: Sequence[int], tokens: int) -> float:
@@ -152,6 +160,16 @@ class _History:
         self.tried *= _IDLE_DECAY
 
 
+@dataclass(slots=True)
+class _Thought:
+    """Depths found for some requests, and for how many more steps they will do."""
+
+    ids: list[RequestId]
+    others: int
+    depths: list[int]
+    fresh: int
+
+
 @dataclass
 class AutoDepth:
     """The depths that give most tokens a second, by what was measured.
@@ -170,7 +188,8 @@ class AutoDepth:
 
     curve: CostCurve
     ceiling: int
-    _draft_s: float | None = None
+    _pass_curve: CostCurve | None = None
+    _last: _Thought = field(default_factory=lambda: _Thought([], 0, [], 0))
     _credit_s: float = 0.0
     _drafting: int = 0
     _all: _History = field(default_factory=lambda: _History(*_FIRST_GUESS))
@@ -181,15 +200,16 @@ class AutoDepth:
         """Chance that a drafted token is right, over all requests."""
         return self._all.right / self._all.tried
 
-    @property
-    def draft_s(self) -> float:
-        """Seconds per drafted token."""
-        return self._draft_s or 0.0
+    def draft_s(self, drafted: int, passes: int) -> float:
+        """Estimated seconds of drafting: each pass is for the rows that go as deep, on average."""
+        if self._pass_curve is None or passes == 0:
+            return 0.0
+        return passes * self._pass_curve.seconds(max(1, round(drafted / passes)))
 
     def limits(self, requests: Sequence[Request], others: int) -> list[int]:
         """See Depth."""
         histories = [self._requests.setdefault(request.id, _History()) for request in requests]
-        depths = self._best(histories, others)
+        depths = self._thought([request.id for request in requests], histories, others)
         self._drafting = self._drafting + 1 if any(depths) else 0
         if self._drafting > _PLAIN_AFTER:
             self._drafting = 0
@@ -202,28 +222,56 @@ class AutoDepth:
                 history.wait()
         return depths
 
+    def _thought(
+        self, ids: list[RequestId], histories: Sequence[_History], others: int
+    ) -> list[int]:
+        """The best depths, thought over every few steps while the same requests decode."""
+        last = self._last
+        if last.fresh == 0 or last.ids != ids or last.others != others:
+            self._last = _Thought(ids, others, self._best(histories, others), _THINK_EVERY)
+        self._last.fresh -= 1
+        return list(self._last.depths)
+
     def _best(self, histories: Sequence[_History], others: int) -> list[int]:
-        """Depths with the best ratio of expected tokens to expected seconds."""
-        worths = sorted(
-            (
-                (rate**place, row)
-                for row, rate in enumerate(map(self._chance, histories))
-                for place in range(1, self.ceiling + 1)
-            ),
-            reverse=True,
-        )
+        """Depths with the best ratio of expected tokens to expected seconds.
+
+        A pass has its price whatever rows it is for, so each number of passes is looked at by
+        itself, until some in turn have brought nothing.
+        """
+        chances = list(map(self._chance, histories))
         base = len(histories)
-        best, cut = base / self.curve.seconds(base + others) * _LEAST_GAIN, 0
-        expected = float(base)
-        for count, (worth, _) in enumerate(worths, start=1):
-            expected += worth
-            seconds = self.curve.seconds(base + others + count) + self.draft_s * count
-            if expected / seconds > best:
-                best, cut = expected / seconds, count
+        best: tuple[float, list[tuple[float, int]]] = (
+            base / self.curve.seconds(base + others) * _LEAST_GAIN,
+            [],
+        )
+        worths: list[tuple[float, int]] = []
+        idle = 0
+        for passes in range(1, self.ceiling + 1):
+            worths += [(chance**passes, row) for row, chance in enumerate(chances)]
+            worths.sort(reverse=True)
+            gain, count = self._cut([worth for worth, _ in worths], base, others, passes)
+            if gain > best[0]:
+                best, idle = (gain, worths[:count]), 0
+            else:
+                idle += 1
+                if idle == _PATIENCE:
+                    break
         depths = [0] * base
-        for _, row in worths[:cut]:
+        for _, row in best[1]:
             depths[row] += 1
         return depths
+
+    def _cut(
+        self, worths: Sequence[float], base: int, others: int, passes: int
+    ) -> tuple[float, int]:
+        """Tokens a second if the best `count` of these tokens are drafted, and that count."""
+        best, cut, expected = 0.0, 0, float(base)
+        for count, worth in enumerate(worths, start=1):
+            expected += worth
+            seconds = self.curve.seconds(base + others + count) + self.draft_s(count, passes)
+            if expected / seconds > best:
+                best, cut = expected / seconds, count
+        return best, cut
 
     def _chance(self, history: _History) -> float:
         right = history.right + self.rate * _PRIOR_TRIALS
@@ -236,7 +284,9 @@ class AutoDepth:
         self._credit_s = min(self._credit_s + step_s * _PROBE_SHARE, 10 * step_s)
         idle = [row for row, depth in enumerate(depths) if depth == 0]
         for row in sorted(idle, key=lambda row: -histories[row].idle):
-            cost = self.curve.seconds(tokens + 1) - self.curve.seconds(tokens) + self.draft_s
+            drafted, passes = sum(depths), max(depths)
+            cost = self.curve.seconds(tokens + 1) - self.curve.seconds(tokens)
+            cost += self.draft_s(drafted + 1, max(passes, 1)) - self.draft_s(drafted, passes)
             if histories[row].idle < _PROBE_AFTER or cost > self._credit_s:
                 return
             self._credit_s -= cost
@@ -253,12 +303,13 @@ class AutoDepth:
     def measure(self, cost: StepCost) -> None:
         """See Depth."""
         self.curve.add(cost.tokens, cost.forward_s)
-        if cost.drafted:
-            now = cost.draft_s / cost.drafted
-            self._draft_s = (
-                now if self._draft_s is None else self._draft_s + 0.1 * (now - self._draft_s)
-            )
+        if cost.passes:
+            rows, seconds = max(1, round(cost.drafted / cost.passes)), cost.draft_s / cost.passes
+            if self._pass_curve is None:
+                self._pass_curve = CostCurve({rows: seconds})
+            self._pass_curve.add(rows, seconds)
 
     def forget(self, request: RequestId) -> None:
         """See Depth."""
         self._requests.pop(request, None)
+        self._last.fresh = 0

@@ -184,8 +184,9 @@ class Loop:
     def _measure(self, rows: Sequence[PlannedRow], draft_s: float, forward_s: float) -> None:
         """Tell the depth policy what decoding cost; steps with prompt chunks would mislead it."""
         if all(row.final and row.count == 1 for row in rows):
-            drafted = sum(len(row.drafts) for row in rows)
-            self._depth.measure(StepCost(len(rows) + drafted, forward_s, draft_s, drafted))
+            drafts = [len(row.drafts) for row in rows]
+            tokens, passes = len(rows) + sum(drafts), max(drafts, default=0)
+            self._depth.measure(StepCost(tokens, forward_s, draft_s, sum(drafts), passes))
 
 
 def _committed(rows: Sequence[PlannedRow]) -> list[CommittedRow]:

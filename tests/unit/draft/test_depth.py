@@ -27,19 +27,20 @@ def request(number: int) -> Request:
 
 @dataclass(frozen=True)
 class Machine:
-    """Milliseconds of a step by its tokens, and of each drafted token."""
+    """Milliseconds of a step by its tokens, and of a drafter's pass by its rows."""
 
     step: Callable[[int], float]
-    draft: float
+    draft: Callable[[int], float] = lambda rows: 0.05 * rows
 
 
 MACHINES = {
-    "memory bound": Machine(lambda tokens: 30 + 0.5 * tokens, 0.05),
-    "compute bound": Machine(lambda tokens: 2 + 5.0 * tokens, 0.05),
-    "in between": Machine(lambda tokens: 15 + 3.0 * tokens, 0.05),
-    "tiles of 16": Machine(lambda tokens: 20.0 * -(-tokens // 16) + 0.3 * tokens, 0.05),
-    "second row is dear": Machine(lambda tokens: 20 + (tokens > 1) * 15 + 0.5 * tokens, 0.05),
-    "dear drafts": Machine(lambda tokens: 30 + 0.5 * tokens, 12.0),
+    "memory bound": Machine(lambda tokens: 30 + 0.5 * tokens),
+    "compute bound": Machine(lambda tokens: 2 + 5.0 * tokens),
+    "in between": Machine(lambda tokens: 15 + 3.0 * tokens),
+    "tiles of 16": Machine(lambda tokens: 20.0 * -(-tokens // 16) + 0.3 * tokens),
+    "second row is dear": Machine(lambda tokens: 20 + (tokens > 1) * 15 + 0.5 * tokens),
+    "dear drafts": Machine(lambda tokens: 30 + 0.5 * tokens, lambda rows: 12.0 * rows),
+    "dear passes": Machine(lambda tokens: 30 + 0.5 * tokens, lambda rows: 9 + 0.3 * rows),
 }
 
 
@@ -74,8 +75,9 @@ class World:
             tokens += 1 + right
         drafted = sum(depths)
         forward = self.machine.step(len(depths) + drafted)
-        draft = self.machine.draft * drafted
-        self.policy.measure(StepCost(len(depths) + drafted, forward, draft, drafted))
+        passes = max(depths)
+        draft = sum(self.machine.draft(sum(depth > i for depth in depths)) for i in range(passes))
+        self.policy.measure(StepCost(len(depths) + drafted, forward, draft, drafted, passes))
         return tokens, forward + draft
 
 
@@ -90,7 +92,7 @@ def best_fixed(machine: Machine, chances: list[float]) -> float:
     for depth in range(CEILING + 1):
         tokens = sum(sum(p**place for place in range(depth + 1)) for p in chances)
         drafted = depth * len(chances)
-        seconds = machine.step(len(chances) + drafted) + machine.draft * drafted
+        seconds = machine.step(len(chances) + drafted) + machine.draft(len(chances)) * depth
         rates.append(tokens / seconds)
     return max(rates)
 
@@ -157,8 +159,8 @@ def test_costs_measured_at_a_busy_moment_do_no_lasting_harm(factor: float, chanc
 
 
 def test_it_learns_that_tokens_have_become_dearer() -> None:
-    was = Machine(lambda tokens: 20 + tokens, 0.05)
-    now = Machine(lambda tokens: 20 + 15.0 * tokens, 0.05)
+    was = Machine(lambda tokens: 20 + tokens, lambda rows: 0.05 * rows)
+    now = Machine(lambda tokens: 20 + 15.0 * tokens)
     world = World(was, [0.5], adaptive(was))
     world.rate(100)
     world.machine = now
@@ -192,7 +194,7 @@ def test_requests_that_fill_the_step_anyway_are_drafted_for_less() -> None:
 def test_a_fixed_depth_is_fixed() -> None:
     policy = FixedDepth(3)
     policy.learn(RequestId(1), 3, 0)
-    policy.measure(StepCost(4, 1.0, 1.0, 3))
+    policy.measure(StepCost(4, 1.0, 1.0, 3, 3))
     policy.forget(RequestId(1))
     assert policy.limits([request(1), request(2)], 99) == [3, 3]
 
