@@ -25,6 +25,7 @@ _PROBE_SHARE = 0.02
 _PLAIN_AFTER = 64
 _LEAST_GAIN = 1.02
 _SAMPLES = 9
+_TICK_S = 1e-9  # a coarse clock may see no time pass
 _PATIENCE = 4
 _THINK_EVERY = 4
 
@@ -97,16 +98,17 @@ class CostCurve:
 
     def __init__(self, measured: Mapping[int, float]) -> None:
         """Start from measured seconds by token count; at least one entry."""
-        self._start = dict(measured)
+        self._start = {count: max(seconds, _TICK_S) for count, seconds in measured.items()}
         self._start_counts = sorted(measured)
         self._drift = deque([1.0], _SAMPLES)
         self._samples: dict[int, deque[float]] = {}
-        self._now = dict(measured)
+        self._now = dict(self._start)
         self._counts = self._start_counts
         self._known: dict[int, float] = {}
 
     def add(self, tokens: int, seconds: float) -> None:
         """One more measurement."""
+        seconds = max(seconds, _TICK_S)
         if tokens not in self._samples:
             self._samples[tokens] = deque(maxlen=_SAMPLES)
         self._samples[tokens].append(seconds)

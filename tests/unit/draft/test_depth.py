@@ -220,3 +220,12 @@ def test_counts_not_met_since_the_start_follow_those_that_were() -> None:
     assert [curve.seconds(n) for n in (1, 2, 4, 8)] == [5.0, 6.0, 8.0, 12.0]
     curve.add(8, 24.0)
     assert curve.seconds(8) == 24.0
+
+
+def test_a_clock_that_sees_no_time_pass_does_no_harm() -> None:
+    policy = AutoDepth(CostCurve({1: 0.0, 2: 0.0}), CEILING)
+    for _ in range(20):
+        depth = policy.limits([request(1)], 0)[0]
+        policy.learn(RequestId(1), depth, depth)
+        policy.measure(StepCost(1 + depth, 0.0, 0.0, depth, depth))
+    assert policy.limits([request(1)], 0)[0] > 0
