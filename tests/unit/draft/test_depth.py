@@ -227,5 +227,5 @@ def test_a_clock_that_sees_no_time_pass_does_no_harm() -> None:
     for _ in range(20):
         depth = policy.limits([request(1)], 0)[0]
         policy.learn(RequestId(1), depth, depth)
-        policy.measure(StepCost(1 + depth, 0.0, 0.0, depth, depth))
+        policy.measure(StepCost(1 + depth, 1e-3, 0.0, depth, depth))
     assert policy.limits([request(1)], 0)[0] > 0
