@@ -265,6 +265,10 @@ class Backend(Protocol):
         """Where its tensors live."""
         ...
 
+    def prepare(self, progress: Callable[[str], None]) -> None:
+        """Do what is done once and takes long, and say so; otherwise it is done when it is due."""
+        ...
+
     def free_memory(self) -> int:
         """Bytes that could be allocated on the device now."""
         ...

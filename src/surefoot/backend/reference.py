@@ -83,6 +83,9 @@ class ReferenceBackend:
         )
         self.device = torch.device("cpu")
 
+    def prepare(self, progress: Callable[[str], None]) -> None:
+        """See Backend: there is nothing to do."""
+
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """See Backend."""
         return ReferenceLinear(weight.float(), None if bias is None else bias.float())

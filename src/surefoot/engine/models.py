@@ -59,6 +59,7 @@ def load(name: str, config: EngineConfig, progress: Progress = silent) -> Loaded
         SettingError: device or dtype cannot be had.
     """
     backend = make_backend(config.device, config.bitwise)
+    backend.prepare(progress)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     path = locate(name, revision=config.revision, progress=progress)

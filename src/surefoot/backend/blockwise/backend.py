@@ -35,6 +35,10 @@ class BlockwiseBackend(ABC):
         self._folder = Folder(widths.delta)
 
     @abstractmethod
+    def prepare(self, progress: Callable[[str], None]) -> None:
+        """See Backend."""
+
+    @abstractmethod
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """See Backend."""
 

@@ -15,7 +15,7 @@ from surefoot.backend.blockwise.backend import BlockwiseBackend
 from surefoot.backend.blockwise.blocks import DeltaShape
 from surefoot.backend.blockwise.recurrent import least_new_width
 from surefoot.backend.cpu.kernels import choose as choosing
-from surefoot.backend.cpu.kernels import rowwise
+from surefoot.backend.cpu.kernels import prepare_kernels, rowwise
 from surefoot.backend.cpu.linear import FastGated, RowInvariant, pack_fast, pack_gated
 from surefoot.backend.cpu.rows import CompiledRows, are_float32, run_delta
 from surefoot.backend.noise import NoiseKey
@@ -48,6 +48,10 @@ class CpuBackend(BlockwiseBackend):
         self._new_widths: dict[DeltaShape, int] = {}
         self._tiles = Widths(self._tile_width, self._new_width)
         super().__init__(torch.device("cpu"), self._tiles)
+
+    def prepare(self, progress: Callable[[str], None]) -> None:
+        """See Backend: compile the kernels."""
+        prepare_kernels(progress)
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """See Backend."""

@@ -41,6 +41,9 @@ class CudaBackend(BlockwiseBackend):
         """See Backend."""
         return int(torch.cuda.mem_get_info(self.device)[0])
 
+    def prepare(self, progress: Callable[[str], None]) -> None:
+        """See Backend: there is nothing to do."""
+
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """See Backend."""
         moved = None if bias is None else bias.to(self.device)

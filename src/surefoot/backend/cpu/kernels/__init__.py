@@ -3,3 +3,22 @@
 Each loop computes one row after the other, in an order that depends on the row alone. So a row's
 bits cannot depend on the rows beside it or on how the work was cut.
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from surefoot.backend.cpu.kernels import attention, choose, delta, rowwise, writes
+from surefoot.backend.cpu.kernels.compile import Kernel
+
+_MODULES = (attention, choose, delta, rowwise, writes)
+
+
+def prepare_kernels(progress: Callable[[str], None]) -> None:
+    """Compile all kernels, or take them from disk; says so where it takes time."""
+    kernels = [
+        value for module in _MODULES for value in vars(module).values() if isinstance(value, Kernel)
+    ]
+    for number, kernel in enumerate(kernels, start=1):
+        if kernel.prepare():
+            progress(f"compiling kernels, once after installation: {number} of {len(kernels)}")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import ParamSpec, TypeVar, cast
+from typing import Generic, ParamSpec, TypeVar, cast
 
 from numba import njit
+from numba.core.registry import CPUDispatcher
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -17,43 +18,65 @@ _REORDER = {"contract", "reassoc"}  # and a sum may be made in lanes
 _COMPARE = {"nnan", "nsz", "reassoc"}  # comparisons may be made in lanes
 
 
-def _digest() -> str:
-    """Changes with any file here: a kernel's code depends on parts from other files."""
+def digest(folder: Path) -> str:
+    """Changes with any file of a folder: a kernel's code depends on parts from other files."""
     hashed = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(folder.glob("*.py")):
         hashed.update(path.read_bytes())
     return hashed.hexdigest()[:16]
 
 
-_VERSION = _digest()
+_VERSION = digest(Path(__file__).parent)
 
 
-def kernel(signature: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Compile for this one signature, or take what an earlier run has compiled.
+class Kernel(Generic[P, R]):
+    """A function that is compiled for one signature when it is first wanted.
 
     One signature means one machine code, which treats equal rows alike. Where nothing can be
     written to disk, every start compiles anew.
     """
-    return _compiler(signature, _CONTRACT)
 
-
-def _compiler(signature: str, freedom: set[str]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    def compiled(function: Callable[P, R]) -> Callable[P, R]:
+    def __init__(self, function: Callable[P, R], signature: str, freedom: set[str]) -> None:
+        """Compile `function` later; `freedom` is what its floats may be spared (`fastmath`)."""
         function.__qualname__ = f"{function.__name__}_{_VERSION}"  # the key on disk
+        self._function = function
+        self._signature = signature
+        self._freedom = freedom
+        self._compiled: CPUDispatcher | None = None
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run it."""
+        if self._compiled is None:
+            self.prepare()
+        return cast(R, self._compiled(*args))  # type: ignore[misc]
+
+    def prepare(self) -> bool:
+        """Compile it, or take what an earlier run has compiled; whether it had to be compiled."""
+        if self._compiled is not None:
+            return False
         try:
-            made = njit(signature, cache=True, nogil=True, error_model="numpy", fastmath=freedom)(
-                function
-            )
-        except RuntimeError:  # no folder to keep it in
-            made = njit(signature, nogil=True, error_model="numpy", fastmath=freedom)(function)
-        return cast(Callable[P, R], made)
+            made = self._make(keep=True)
+        except (RuntimeError, OSError):  # no folder to keep it in, or no room there
+            made = self._make(keep=False)
+        self._compiled = made
+        return not made.stats.cache_hits
 
-    return compiled
+    def _make(self, keep: bool) -> CPUDispatcher:
+        made = njit(nogil=True, error_model="numpy", fastmath=self._freedom, cache=keep)
+        compiled = made(self._function)
+        compiled.compile(self._signature)
+        compiled.disable_compile()
+        return cast(CPUDispatcher, compiled)
 
 
-def exact_kernel(signature: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def kernel(signature: str) -> Callable[[Callable[P, R]], Kernel[P, R]]:
+    """A kernel whose sums are made in the order that is written."""
+    return lambda function: Kernel(function, signature, _CONTRACT)
+
+
+def exact_kernel(signature: str) -> Callable[[Callable[P, R]], Kernel[P, R]]:
     """A kernel each of whose operations rounds as IEEE 754 has it, one by one."""
-    return _compiler(signature, set())
+    return lambda function: Kernel(function, signature, set())
 
 
 def exact(function: Callable[P, R]) -> Callable[P, R]:
