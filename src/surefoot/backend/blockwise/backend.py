@@ -24,7 +24,7 @@ from surefoot.backend.protocol import (
 
 
 class BlockwiseBackend(ABC):
-    """Operators of one step in blockwise form; linears and norms are each device's own."""
+    """Operators of one step in blockwise form; linears are each device's own."""
 
     def __init__(self, device: torch.device, widths: Widths) -> None:
         """Compute on `device` in tiles of at least these widths."""
@@ -56,6 +56,11 @@ class BlockwiseBackend(ABC):
     def top_k(self, scores: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """See Backend."""
         return top_k(scores, n)
+
+    def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """See Backend."""
+        turned = torch.roll(x, x.shape[-1] // 2, -1).to(cos.dtype)
+        return torch.addcmul(x * cos, turned, sin).to(x.dtype)
 
     def gate(self, x: Tensor, gate: Tensor) -> Tensor:
         """See Backend."""

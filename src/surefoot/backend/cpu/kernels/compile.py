@@ -17,15 +17,15 @@ _REORDER = {"contract", "reassoc"}  # and a sum may be made in lanes
 _COMPARE = {"nnan", "nsz", "reassoc"}  # comparisons may be made in lanes
 
 
-def _digest() -> str:
-    """Changes with any file here: a kernel's code depends on parts from other files."""
+def digest(folder: Path) -> str:
+    """Changes with any file of a folder: a kernel's code depends on parts from other files."""
     hashed = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in sorted(folder.glob("*.py")):
         hashed.update(path.read_bytes())
     return hashed.hexdigest()[:16]
 
 
-_VERSION = _digest()
+_VERSION = digest(Path(__file__).parent)
 
 
 def kernel(signature: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -41,7 +41,7 @@ def kernel(signature: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
             made = njit(signature, cache=True, nogil=True, error_model="numpy", fastmath=_CONTRACT)(
                 function
             )
-        except RuntimeError:  # no folder to keep it in
+        except (RuntimeError, OSError):  # no folder to keep it in, or no room there
             made = njit(signature, nogil=True, error_model="numpy", fastmath=_CONTRACT)(function)
         return cast(Callable[P, R], made)
 
