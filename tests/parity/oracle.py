@@ -94,6 +94,15 @@ def save(model: PreTrainedModel, folder: Path, max_shard_size: str = "1GB") -> P
     return folder
 
 
+def reopened(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """What the class of `model` makes of a folder, whose files may have been changed since."""
+    opened: PreTrainedModel = type(model).from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
+    opened.eval()
+    return opened
+
+
 @torch.inference_mode()
 def logits_of(model: PreTrainedModel, tokens: Sequence[int]) -> Tensor:
     """[n, vocabulary] logits after each token, in one pass."""

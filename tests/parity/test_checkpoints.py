@@ -14,9 +14,10 @@ from surefoot.config import make_config
 from surefoot.engine.models import load
 from surefoot.llm import LLM, SamplingParams
 from tests.parity.conftest import Saved
-from tests.parity.oracle import MODELS, logits_of, save
+from tests.parity.oracle import MODELS, logits_of, reopened, save
 from tests.parity.test_logits import SETTING, TOLERANCE, furthest, ours, theirs
 from tests.unit.backend.cuts import Machine, alone, together
+from tests.unit.model.edits import edit_config, edit_weights
 from tests.unit.model.models import Logits
 
 Get = Callable[[str], Saved]
@@ -30,6 +31,35 @@ def test_tied_embeddings(name: str, tmp_path: Path) -> None:
     folder = save(oracle, tmp_path / "tied")
     got = ours(folder, together(SETTING.lengths))
     assert furthest(got, theirs(Saved(oracle, folder))) < TOLERANCE
+
+
+def parameters(folder: Path) -> int:
+    """As counted for a loaded model."""
+    return load(str(folder), make_config(device="cpu")).model.description.parameters
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_stored_head_is_used_although_the_config_ties_it(name: str, tmp_path: Path) -> None:
+    made = MODELS[name](tie_word_embeddings=False)
+    folder = save(made, tmp_path / "apart")
+    count = parameters(folder)
+    edit_config(folder, tie_word_embeddings=True)
+    want = theirs(Saved(reopened(made, folder), folder))
+    assert furthest(want, theirs(Saved(made, folder))) == 0
+    assert furthest(ours(folder, together(SETTING.lengths)), want) < TOLERANCE
+    assert parameters(folder) == count
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_stored_head_that_is_the_embedding_is_tied(name: str, tmp_path: Path) -> None:
+    made = MODELS[name](tie_word_embeddings=True)
+    folder = save(made, tmp_path / "twice")
+    count = parameters(folder)
+    table = made.get_input_embeddings().get_parameter("weight").detach().clone()
+    edit_weights(folder, lambda tensors: tensors.update({"lm_head.weight": table}))
+    want = theirs(Saved(reopened(made, folder), folder))
+    assert furthest(ours(folder, together(SETTING.lengths)), want) < TOLERANCE
+    assert parameters(folder) == count
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -15,7 +15,7 @@ from surefoot.config import make_config
 from surefoot.engine.models import load
 from tests.parity.conftest import Saved
 from tests.parity.hybrids import HYBRIDS, ROPE
-from tests.parity.oracle import logits_of, save
+from tests.parity.oracle import logits_of, reopened, save
 from tests.parity.test_logits import BACKENDS, TOLERANCE, chunks_of_five, furthest
 from tests.unit.backend.cuts import (
     Script,
@@ -27,6 +27,7 @@ from tests.unit.backend.cuts import (
     shuffled,
     together,
 )
+from tests.unit.model.edits import edit_weights
 from tests.unit.model.settling import SettlingMachine
 
 SETTING = Setting(sequences_of(1, 97, (45, 1, 12, 30)), page_tokens=8, depth=3)
@@ -109,6 +110,52 @@ def test_a_small_fault_exceeds_the_tolerance(
     (folder / "config.json").write_text(json.dumps(config | changes))
     got = ours(folder, alone(SETTING.lengths))
     assert furthest(got, theirs(hybrid(name))) > 2 * TOLERANCE
+
+
+TIES: Mapping[str, dict[str, object]] = {
+    "flat": {"tie_word_embeddings": True},
+    "wrapper alone": {"tie_word_embeddings": True, "text_config": {"tie_word_embeddings": False}},
+    "text model alone": {
+        "tie_word_embeddings": False,
+        "text_config": {"tie_word_embeddings": True},
+    },
+    "both": {"tie_word_embeddings": True, "text_config": {"tie_word_embeddings": True}},
+}
+
+
+def tie(folder: Path, changes: Mapping[str, object]) -> None:
+    """Change the config, and what lies in it of the text model."""
+    config = json.loads((folder / "config.json").read_text())
+    text = changes.get("text_config", {})
+    assert isinstance(text, dict)
+    inner = {"text_config": config["text_config"] | text} if text else {}
+    (folder / "config.json").write_text(json.dumps(config | changes | inner))
+
+
+@pytest.mark.parametrize("ties", TIES)
+def test_a_stored_head_is_used_whatever_the_config_ties(
+    ties: str, hybrid: Get, tmp_path: Path
+) -> None:
+    made = hybrid("dense" if ties == "flat" else "dense, wrapped").oracle
+    folder = save(made, tmp_path / "apart")
+    tie(folder, TIES[ties])
+    want = theirs(Saved(reopened(made, folder), folder))
+    assert furthest(want, theirs(Saved(made, folder))) == 0
+    assert furthest(ours(folder, together(SETTING.lengths)), want) < TOLERANCE
+
+
+@pytest.mark.parametrize("ties", ["flat", "wrapper alone", "both"])
+def test_without_a_stored_head_the_outermost_word_counts(ties: str, tmp_path: Path) -> None:
+    """Where the wrapper ties nothing, the oracle makes a head at random, and we say no."""
+    made = HYBRIDS["dense" if ties == "flat" else "dense, wrapped"]()
+    with torch.no_grad():
+        made.get_input_embeddings().get_parameter("weight").mul_(0.15)
+    folder = save(made, tmp_path / "tied")
+    tie(folder, TIES[ties])
+    edit_weights(folder, lambda tensors: tensors.pop("lm_head.weight"))
+    want = theirs(Saved(reopened(made, folder), folder))
+    assert furthest(want, theirs(Saved(made, folder))) > 1
+    assert furthest(ours(folder, together(SETTING.lengths)), want) < TOLERANCE
 
 
 def test_yarn_leaves_the_numbers_that_pass_through_alone(tmp_path: Path) -> None:

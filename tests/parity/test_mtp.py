@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -21,8 +20,9 @@ from surefoot.model.model import DraftHead, Model
 from surefoot.state.pool import Pools
 from surefoot.step import Batch, Row, Step
 from tests.parity.hybrids import HYBRIDS, drawn
-from tests.parity.oracle import save
+from tests.parity.oracle import reopened, save
 from tests.unit.backend.cuts import Setting, sequences_of
+from tests.unit.model.edits import edit_config, edit_weights
 from tests.unit.model.settling import make_pools
 
 TOKENS = sequences_of(3, 97, (37,))[0]
@@ -125,18 +125,23 @@ class Ours:
         self.head.catch_up(self.batch(tokens, first, len(tokens)), hidden, self.pools)
 
 
-NAMES = ("next", "next without experts", "dense", "dense, tied", "experts")
+WRONGLY_TIED = ", wrongly tied"
+NAMES = ("next", "next without experts", "dense", "dense, tied", "dense" + WRONGLY_TIED, "experts")
 
 
 @pytest.fixture(scope="module", params=NAMES)
 def both(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Composed, Path]:
-    composed = Composed.beside(HYBRIDS[request.param]())
-    folder = save(composed.oracle, tmp_path_factory.mktemp("mtp"))
-    stored = load_file(folder / "model.safetensors")
+    """A config that ties a head which the file has all the same is one of the cases."""
+    oracle = HYBRIDS[request.param.removesuffix(WRONGLY_TIED)]()
+    folder = save(oracle, tmp_path_factory.mktemp("mtp"))
+    if request.param.endswith(WRONGLY_TIED):
+        edit_config(folder, tie_word_embeddings=True)
+        oracle = reopened(oracle, folder)
+    composed = Composed.beside(oracle)
     head = {name: value.detach().clone() for name, value in composed.tensors().items()}
-    save_file(stored | head, folder / "model.safetensors")
+    edit_weights(folder, lambda tensors: tensors.update(head))
     return composed, folder
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -135,17 +135,20 @@ def _windows(read: ConfigReader, architecture: str) -> tuple[int | None, ...]:
 
 def describe(config: Mapping[str, object], dtype: str, prefix: str) -> Description:
     """What the config tells; cache names start with `prefix`, entries have `dtype`."""
-    known = read_config(config)
+    return _describe(read_config(config), dtype, prefix)
+
+
+def _describe(config: LlamaConfig, dtype: str, prefix: str) -> Description:
     return Description(
-        architecture=known.architecture,
-        vocab_size=known.vocab_size,
-        max_positions=known.max_positions,
-        parameters=known.parameters,
-        layers=tuple("full" if window is None else f"window {window}" for window in known.windows),
-        caches=_caches(known, dtype, prefix),
+        architecture=config.architecture,
+        vocab_size=config.vocab_size,
+        max_positions=config.max_positions,
+        parameters=config.parameters,
+        layers=tuple("full" if window is None else f"window {window}" for window in config.windows),
+        caches=_caches(config, dtype, prefix),
         draft_head=None,
         draft_caches=(),
-        hidden_shape=(known.hidden_size,),
+        hidden_shape=(config.hidden_size,),
     )
 
 
@@ -243,8 +246,6 @@ class LlamaModel:
             prefix: put before the names of its caches.
         """
         self.config = read_config(config)
-        dtype = str(take.dtype).removeprefix("torch.")
-        self.description = describe(config, dtype, prefix)
         self._backend = backend
         self._rotary = make_rotary(self.config.head_dim, self.config.theta, self.config.scaling)
         table = (self.config.vocab_size, self.config.hidden_size)
@@ -257,6 +258,9 @@ class LlamaModel:
         self._norm = take.take("model.norm.weight", (self.config.hidden_size,)).to(backend.device)
         head = take_head(take, embedding, self.config.tied)
         self._head = backend.pack_linear(head, None)
+        self.config = replace(self.config, tied=head is embedding)
+        dtype = str(take.dtype).removeprefix("torch.")
+        self.description = _describe(self.config, dtype, prefix)
 
     @property
     def draft_head(self) -> DraftHead | None:

@@ -6,7 +6,7 @@ Most layers carry a recurrent state, every few look back over all positions.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -95,11 +95,15 @@ class Layer:
 
 @dataclass(frozen=True)
 class Ends:
-    """What the model and its draft head share: embedding, final norm, head, rotary angles."""
+    """What the model and its draft head share: embedding, final norm, head, rotary angles.
+
+    `tied` says whether the embedding is the head's weight.
+    """
 
     embedding: Tensor
     norm: Tensor
     head: Linear
+    tied: bool
     rotary: Rotary
     eps: float
     backend: Backend
@@ -171,10 +175,10 @@ class HybridModel:
             backend: where the model will run.
             prefix: put before the names of its caches.
         """
-        self.config = read_config(config)
-        tensors = HybridTensors(take, self.config, backend, prefix)
+        tensors = HybridTensors(take, read_config(config), backend, prefix)
         take.skip(_VISION)
         self._ends = _take_ends(tensors)
+        self.config = replace(tensors.config, tied=self._ends.tied)
         self._layers = _take_layers(tensors)
         has_mtp = take.has_module(_MTP)
         self._draft_head = MtpHead(tensors, self._ends) if has_mtp else None
@@ -215,6 +219,7 @@ def _take_ends(tensors: HybridTensors) -> Ends:
         embedding=embedding.to(backend.device),
         norm=tensors.norm(tensors.trunk + "norm.weight", config.hidden),
         head=backend.pack_linear(head, None),
+        tied=head is embedding,
         rotary=make_partial_rotary(sizes.size, sizes.rotated, config.theta, config.scaling),
         eps=config.eps,
         backend=backend,

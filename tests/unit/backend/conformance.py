@@ -17,6 +17,7 @@ from surefoot.backend.protocol import Backend, DeltaInputs, Fold
 from surefoot.model.layers.rotary import make_rotary
 from tests.unit.backend.layouts import GARBAGE, HEADS, SIZES, Case, case_of
 from tests.unit.backend.recurrent_steps import delta_case, tensors, to_device
+from tests.unit.backend.tiled import TILED
 
 Run = Callable[[Backend, int], Sequence[Tensor]]
 
@@ -25,6 +26,7 @@ TOLERANCE = 1e-5
 BACKENDS: Mapping[str, Callable[[], Backend]] = {
     "cpu": lambda: make_backend("cpu", True),
     "cpu-fast": lambda: make_backend("cpu", False),
+    "tiled": lambda: TILED,
     **({"cuda": lambda: make_backend("cuda", None)} if torch.cuda.is_available() else {}),
 }
 

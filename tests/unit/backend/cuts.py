@@ -57,6 +57,7 @@ class Setting:
         page_tokens: P.
         depth: most drafted tokens of a row.
         dirty: fill what lies past the cursor with garbage after every step.
+        garbage: what that is; tiles need it finite, since only a weight of zero hides it.
         scatter: hand pages out in random order instead of runs.
     """
 
@@ -64,6 +65,7 @@ class Setting:
     page_tokens: int = 8
     depth: int = 4
     dirty: bool = True
+    garbage: float = GARBAGE
     scatter: bool = True
 
     @property
@@ -213,13 +215,13 @@ class Machine:
     def _spoil_pages(self, pool: Tensor, index: int, cursor: int) -> None:
         size = self._setting.page_tokens
         for place, page in enumerate(self.tables[index]):
-            pool[:, page, :, max(0, cursor - place * size) :] = GARBAGE
+            pool[:, page, :, max(0, cursor - place * size) :] = self._setting.garbage
 
     def _spoil_ring(self, ring: Tensor, index: int, cursor: int, window: int) -> None:
         capacity = ring.shape[2]
         kept = {position % capacity for position in range(max(0, cursor - window + 1), cursor)}
         spoiled = [column for column in range(capacity) if column not in kept]
-        ring[:, self.slots[index], spoiled] = GARBAGE
+        ring[:, self.slots[index], spoiled] = self._setting.garbage
 
 
 def plan_of(setting: Setting, pages: int, slots: int) -> MemoryPlan:

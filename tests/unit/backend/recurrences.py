@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from surefoot.backend import make_backend
 from surefoot.backend.protocol import Backend, DeltaCaches, DeltaInputs, Fold
 from surefoot.ids import SlotId
 from surefoot.state.pool import Pools
@@ -32,7 +31,6 @@ from tests.unit.backend.cuts import (
 VOCAB = 50
 TAPS = 4
 NAN = float("nan")
-BACKEND = make_backend("cpu", True)
 
 
 @dataclass(frozen=True)
@@ -225,7 +223,7 @@ def setting_of(lengths: Sequence[int], depth: int = 4) -> Setting:
     return Setting(sequences_of(3, VOCAB, lengths), page_tokens=16, depth=depth)
 
 
-def machine(sizes: Sizes, setting: Setting, backend: Backend = BACKEND) -> RecurrentMachine:
+def machine(sizes: Sizes, setting: Setting, backend: Backend) -> RecurrentMachine:
     return RecurrentMachine(RecurrentLayer.of(1, sizes, backend), backend, setting)
 
 

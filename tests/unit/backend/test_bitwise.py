@@ -1,4 +1,7 @@
-"""The cpu backend gives a token the same bits however the work is cut, operator by operator."""
+"""The cpu backend gives a token the same bits however the work is cut, operator by operator.
+
+So do the tiled forms, which it has for other types than float32.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from surefoot.backend import make_backend
 from surefoot.backend.blockwise.attention import ProductShape, least_tile_width
 from surefoot.backend.blockwise.linear import swiglu
 from surefoot.backend.blockwise.tiles import TILE_TOKENS
+from surefoot.backend.cpu import CpuBackend
 from tests.unit.backend.cuts import (
     Computes,
     Machine,
@@ -25,10 +28,9 @@ from tests.unit.backend.cuts import (
     together,
 )
 from tests.unit.backend.small import VOCAB, PagedAttention, Vectors, window_attention
+from tests.unit.backend.tiled import KERNELS, TILED, on_both
 
 Shape = tuple[tuple[int, int], int, int]
-
-BACKEND = make_backend("cpu", True)
 
 # Query and key heads, head size, tokens per page. The small ones lie where the library takes
 # another kernel for small products.
@@ -59,27 +61,30 @@ def attentions(shape: Shape, window: int) -> list[Computes]:
     return [PagedAttention(vectors), window_attention(vectors, window)]
 
 
+@on_both
 @pytest.mark.parametrize("kind", [0, 1], ids=["paged", "window"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_attention_has_the_same_bits_for_every_cut(shape: Shape, kind: int) -> None:
+def test_attention_has_the_same_bits_for_every_cut(
+    shape: Shape, kind: int, backend: CpuBackend
+) -> None:
     setting = Setting(sequences_of(3, VOCAB, (37, 1, 18)), shape[2])
-    assert differing_cuts(attentions(shape, window=8)[kind], BACKEND, setting, seed=7) == []
+    assert differing_cuts(attentions(shape, window=8)[kind], backend, setting, seed=7) == []
 
 
+@on_both
 @pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 40])
-def test_window_attention_has_the_same_bits_for_every_window(window: int) -> None:
+def test_window_attention_has_the_same_bits_for_every_window(
+    window: int, backend: CpuBackend
+) -> None:
     setting = Setting(sequences_of(3, VOCAB, (37, 20)), page_tokens=16, depth=3)
     model = attentions(((4, 2), 16, 16), window)[1]
-    assert differing_cuts(model, BACKEND, setting, seed=window) == []
+    assert differing_cuts(model, backend, setting, seed=window) == []
 
 
 @pytest.mark.deep
+@on_both
 @pytest.mark.parametrize("seed", range(40))
-def test_attention_has_the_same_bits_for_random_shapes(seed: int) -> None:
-    _random_shape(seed)
-
-
-def _random_shape(seed: int) -> None:
+def test_attention_has_the_same_bits_for_random_shapes(seed: int, backend: CpuBackend) -> None:
     rng = random.Random(seed)
     heads = rng.choice([(4, 4), (4, 2), (9, 3), (16, 2), (3, 1), (5, 5)])
     shape = heads, rng.choice([2, 6, 8, 10, 20, 64, 80, 128]), rng.choice([3, 4, 8, 16, 32, 64])
@@ -88,20 +93,20 @@ def _random_shape(seed: int) -> None:
         sequences_of(seed, VOCAB, lengths), shape[2], rng.choice([1, 4, 8]), scatter=seed % 2 == 0
     )
     for model in attentions(shape, rng.choice([1, 3, 8, 16, 33])):
-        assert differing_cuts(model, BACKEND, setting, seed) == []
+        assert differing_cuts(model, backend, setting, seed) == []
 
 
 @pytest.mark.deep
 @pytest.mark.usefixtures("two_threads")
-def test_attention_has_the_same_bits_with_two_threads() -> None:
+def test_attention_in_tiles_has_the_same_bits_with_two_threads() -> None:
     for shape in SHAPES:
         setting = Setting(sequences_of(3, VOCAB, (40, 1, 18)), shape[2])
         lengths = setting.lengths
         for model in attentions(shape, window=8):
             mixed = shuffled(lengths, setting.depth, random.Random(1))
-            two = [Machine(model, BACKEND, setting).play(cut) for cut in (together(lengths), mixed)]
+            two = [Machine(model, TILED, setting).play(cut) for cut in (together(lengths), mixed)]
             torch.set_num_threads(1)
-            one = Machine(model, BACKEND, setting).play(alone(lengths))
+            one = Machine(model, TILED, setting).play(alone(lengths))
             torch.set_num_threads(2)
             assert same_bits(two[0], one), shape
             assert same_bits(two[1], one), shape
@@ -114,9 +119,9 @@ def test_elementwise_operators_have_the_same_bits_with_two_threads(width: int) -
     """Threads divide large tensors anywhere, in the middle of a row as well."""
     draws = torch.Generator().manual_seed(width)
     x, weight = 4 * torch.randn(700, 2 * width, generator=draws), torch.randn(2 * width)
-    two = swiglu(x), BACKEND.rms_norm(x, weight, 1e-6)
+    two = swiglu(x), TILED.rms_norm(x, weight, 1e-6)
     torch.set_num_threads(1)
-    assert same_bits(two, (swiglu(x), BACKEND.rms_norm(x, weight, 1e-6)))
+    assert same_bits(two, (swiglu(x), TILED.rms_norm(x, weight, 1e-6)))
     assert torch.equal(swiglu(x[5:7]), two[0][5:7])
     torch.set_num_threads(2)
 
@@ -146,26 +151,31 @@ def test_some_shape_needs_wide_tiles() -> None:
     assert max(widths) > 1
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [(KERNELS, torch.float32), (TILED, torch.float32), (KERNELS, torch.bfloat16)],
+    ids=["kernels", "tiled", "bfloat16"],
+)
 @pytest.mark.parametrize("width", [1, 2, 3, 7, 15, 17, 20, 31, 33, 64, 67, 127, 192])
 def test_elementwise_operators_have_the_same_bits_at_any_width(
-    width: int, dtype: torch.dtype
+    width: int, backend: CpuBackend, dtype: torch.dtype
 ) -> None:
     draws = torch.Generator().manual_seed(width)
     weight = torch.randn(width, generator=draws).to(dtype)
     x = (4 * torch.randn(40, width, generator=draws)).to(dtype)
-    assert_row_invariant(lambda part: BACKEND.rms_norm(part, weight, 1e-5), x)
+    assert_row_invariant(lambda part: backend.rms_norm(part, weight, 1e-5), x)
     wide = (4 * torch.randn(40, 2 * width, generator=draws)).to(dtype)
     assert_row_invariant(swiglu, wide)
 
 
+@on_both
 @pytest.mark.parametrize("size", [2, 6, 10, 16, 64])
-def test_operators_on_heads_have_the_same_bits_for_any_rows(size: int) -> None:
+def test_operators_on_heads_have_the_same_bits_for_any_rows(size: int, backend: CpuBackend) -> None:
     draws = torch.Generator().manual_seed(size)
     fused = torch.randn(40, 7, size, generator=draws)
     angles = torch.randn(40, 1, size, generator=draws)
-    assert_row_invariant(lambda part: BACKEND.rms_norm(part, torch.ones(size), 1e-6), fused[:, :5])
+    assert_row_invariant(lambda part: backend.rms_norm(part, torch.ones(size), 1e-6), fused[:, :5])
     both = torch.cat((fused, angles), dim=1)
     assert_row_invariant(
-        lambda part: BACKEND.rotary(part[:, :5], part[:, 7:], part[:, 7:]).contiguous(), both
+        lambda part: backend.rotary(part[:, :5], part[:, 7:], part[:, 7:]).contiguous(), both
     )

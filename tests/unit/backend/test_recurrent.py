@@ -1,4 +1,4 @@
-"""Recurrent layers of the cpu backend: the same bits for every cut, and close to float64."""
+"""Recurrent layers: the same bits for every cut, and close to float64."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from tests.unit.backend.cuts import (
     together,
 )
 from tests.unit.backend.recurrences import (
-    BACKEND,
     RecurrentLayer,
     RecurrentMachine,
     Sizes,
@@ -35,6 +34,7 @@ from tests.unit.backend.recurrences import (
     setting_of,
 )
 from tests.unit.backend.recurrent_steps import delta_case, to_device
+from tests.unit.backend.tiled import KERNELS, TILED, TiledBackend, on_both
 
 SIZES = [
     Sizes(2, 4, 64, 64),
@@ -46,23 +46,27 @@ SIZES = [
 ]
 
 
+@on_both
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_outputs_and_states_have_the_same_bits_for_every_cut(sizes: Sizes) -> None:
+def test_outputs_and_states_have_the_same_bits_for_every_cut(
+    sizes: Sizes, backend: CpuBackend
+) -> None:
     setting = setting_of((75, 16, 1, 40))
-    want = played(machine(sizes, setting), alone(setting.lengths))
+    want = played(machine(sizes, setting, backend), alone(setting.lengths))
     assert all(bool(part.isfinite().all()) for part in want)
     cuts = scripts(setting, seed=7).items()
     differing = [
         name
         for place, (name, script) in enumerate(cuts)
-        if not same_bits(played(machine(sizes, setting), script, PADS[place % 2]), want)
+        if not same_bits(played(machine(sizes, setting, backend), script, PADS[place % 2]), want)
     ]
     assert differing == []
 
 
 @pytest.mark.deep
+@on_both
 @pytest.mark.parametrize("seed", range(60))
-def test_random_shapes_have_the_same_bits_for_random_cuts(seed: int) -> None:
+def test_random_shapes_have_the_same_bits_for_random_cuts(seed: int, backend: CpuBackend) -> None:
     rng = random.Random(seed)
     heads, size = rng.randint(1, 4), rng.choice((8, 12, 16, 24, 32, 64, 128))
     shape = Sizes(
@@ -70,31 +74,34 @@ def test_random_shapes_have_the_same_bits_for_random_cuts(seed: int) -> None:
     )
     lengths = [rng.randint(1, 120) for _ in range(rng.randint(1, 5))]
     setting = setting_of(lengths, rng.choice((1, 4, 8, 15)))
-    want = played(machine(shape, setting), alone(lengths))
+    want = played(machine(shape, setting, backend), alone(lengths))
     for name, script in scripts(setting, seed).items():
-        assert same_bits(played(machine(shape, setting), script), want), name
+        assert same_bits(played(machine(shape, setting, backend), script), want), name
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_bits_do_not_depend_on_the_number_of_threads(sizes: Sizes) -> None:
+def test_bits_of_tiles_do_not_depend_on_the_number_of_threads(sizes: Sizes) -> None:
     setting = setting_of((200, 16, 40))
-    want = played(machine(sizes, setting), alone(setting.lengths))
+    want = played(machine(sizes, setting, TILED), alone(setting.lengths))
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         for name in ("together", "rejecting"):
             script = scripts(setting, seed=7)[name]
-            assert same_bits(played(machine(sizes, setting), script), want), name
+            assert same_bits(played(machine(sizes, setting, TILED), script), want), name
     finally:
         torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-@pytest.mark.parametrize("bitwise", [True, False])
-def test_outputs_are_those_of_the_recurrence_in_float64(sizes: Sizes, bitwise: bool) -> None:
+@pytest.mark.parametrize(
+    "backend",
+    [KERNELS, TILED, TiledBackend(bitwise=False)],
+    ids=["kernels", "tiled", "tiles of any width"],
+)
+def test_outputs_are_those_of_the_recurrence_in_float64(sizes: Sizes, backend: CpuBackend) -> None:
     setting = setting_of((75, 16, 40))
-    backend = CpuBackend(bitwise)
     layer = RecurrentLayer.of(1, sizes, backend)
     for script in (together(setting.lengths), rejecting(setting.lengths, setting.depth)):
         got = RecurrentMachine(layer, backend, setting).play(script)
@@ -103,11 +110,12 @@ def test_outputs_are_those_of_the_recurrence_in_float64(sizes: Sizes, bitwise: b
             assert float((out - want).abs().max() / want.abs().max()) < TOLERANCE
 
 
+@on_both
 @pytest.mark.parametrize("boundary", [16, 48])
-def test_a_row_goes_on_from_a_copied_checkpoint(boundary: int) -> None:
+def test_a_row_goes_on_from_a_copied_checkpoint(boundary: int, backend: CpuBackend) -> None:
     sizes, setting = SIZES[0], setting_of((75,))
-    want = machine(sizes, setting).play(alone(setting.lengths))[0]
-    resumed = machine(sizes, setting)
+    want = machine(sizes, setting, backend).play(alone(setting.lengths))[0]
+    resumed = machine(sizes, setting, backend)
     before = resumed.play([[Piece(0, 0, boundary - 3)], [Piece(0, boundary - 3, 3, 2)]])
     resumed.move(0, SlotId(1))
     rest = shuffled([75 - boundary], setting.depth, random.Random(boundary))
@@ -117,21 +125,23 @@ def test_a_row_goes_on_from_a_copied_checkpoint(boundary: int) -> None:
     assert torch.equal(torch.cat((*before, *after)), want)
 
 
+@on_both
 @pytest.mark.parametrize("count", [1, 3, 5, 16])
-def test_tokens_drafted_one_a_step_have_the_same_bits(count: int) -> None:
+def test_tokens_drafted_one_a_step_have_the_same_bits(count: int, backend: CpuBackend) -> None:
     sizes, setting = SIZES[0], setting_of((75,), depth=15)
-    want = played(machine(sizes, setting), alone(setting.lengths))
-    on = machine(sizes, setting)
+    want = played(machine(sizes, setting, backend), alone(setting.lengths))
+    on = machine(sizes, setting, backend)
     out = [on.drafted(0, min(count, 75 - at)) for at in range(0, 75, count)]
     assert same_bits([torch.cat(out), *on.kept()], want)
 
 
-def test_rows_that_complete_no_block_leave_all_checkpoints_alone() -> None:
+@on_both
+def test_rows_that_complete_no_block_leave_all_checkpoints_alone(backend: CpuBackend) -> None:
     for seed in range(1, 30):
         case = delta_case(seed)
         block, layout = case.caches.block, case.layout
-        caches = to_device(case.caches, BACKEND.device)
-        BACKEND.rows(layout).delta_rule(case.inputs, caches)
+        caches = to_device(case.caches, backend.device)
+        backend.rows(layout).delta_rule(case.inputs, caches)
         moved = {
             slot
             for slot, settled, settles in zip(
@@ -146,14 +156,15 @@ def test_rows_that_complete_no_block_leave_all_checkpoints_alone() -> None:
             assert same == (slot not in moved), (seed, slot)
 
 
-def test_padding_rows_write_the_sink_only() -> None:
+@on_both
+def test_padding_rows_write_the_sink_only(backend: CpuBackend) -> None:
     setting = setting_of((20,))
-    on = machine(SIZES[0], setting)
+    on = machine(SIZES[0], setting, backend)
     on.play([[Piece(0, 0, 20)]])
     before = on.kept()
     row = Row([0] * 40, 0, 40, [0] * 3, SINK_SLOT, 0, 0, 0)
-    batch = Step((row, row), 0, 16).build(BACKEND)
-    RecurrentLayer.of(1, SIZES[0], BACKEND).compute(batch, on.pools)
+    batch = Step((row, row), 0, 16).build(backend)
+    RecurrentLayer.of(1, SIZES[0], backend).compute(batch, on.pools)
     assert same_bits(on.kept(), before)
     assert on.pools.rows("delta", "state")[0, 1].isnan().all()
 
@@ -169,7 +180,7 @@ def test_new_positions_of_the_least_width_are_measured(sizes: Sizes) -> None:
 def test_bits_are_kept_where_every_tile_has_to_be_full() -> None:
     """The widest tiles are right by construction, as every product has one size."""
 
-    class Full(CpuBackend):
+    class Full(TiledBackend):
         def _new_width(self, shape: DeltaShape) -> int:
             return shape.block
 
@@ -179,23 +190,30 @@ def test_bits_are_kept_where_every_tile_has_to_be_full() -> None:
         assert same_bits(played(machine(SIZES[1], setting, Full()), script), want), name
 
 
-def test_elementwise_operators_have_the_same_bits_for_any_rows() -> None:
-    draws = torch.Generator().manual_seed(1)
-    for width in (1, 3, 4, 7, 20, 33, 64):
-        x = 5 * torch.randn(40, 2 * width, generator=draws)
-        one = torch.randn(width, generator=draws)
+@on_both
+@pytest.mark.parametrize("width", [1, 3, 4, 7, 20, 33, 64])
+def test_elementwise_operators_have_the_same_bits_for_any_rows(
+    width: int, backend: CpuBackend
+) -> None:
+    draws = torch.Generator().manual_seed(width)
+    x = 5 * torch.randn(40, 2 * width, generator=draws)
+    by_head = 5 * torch.randn(40, 6, width, generator=draws)
+    one = torch.randn(width, generator=draws)
 
-        def norm(part: Tensor, one: Tensor = one) -> Tensor:
-            x, gates = part.chunk(2, 1)
-            return BACKEND.gated_norm(x, gates, one, 1e-6)
+    def norm(part: Tensor) -> Tensor:
+        x, gates = part.chunk(2, 1)
+        return backend.gated_norm(x, gates, one, 1e-6)
 
-        def gates(part: Tensor, one: Tensor = one) -> Tensor:
-            a, b = part.chunk(2, 1)
-            return torch.cat(BACKEND.delta_gates(a, b, one, one), 1)
+    def gates(part: Tensor) -> Tensor:
+        a, b = part.chunk(2, 1)
+        return torch.cat(backend.delta_gates(a, b, one, one), 1)
 
-        assert_row_invariant(norm, x)
-        assert_row_invariant(gates, x)
-        assert_row_invariant(lambda part: BACKEND.gate(*part.chunk(2, 1)), x)
+    assert_row_invariant(norm, x)
+    assert_row_invariant(norm, by_head)
+    assert_row_invariant(gates, x)
+    assert_row_invariant(lambda part: backend.gate(*part.chunk(2, 1)), x)
+    assert_row_invariant(lambda part: backend.gate(*part.chunk(2, 1)), by_head)
+    assert_row_invariant(lambda part: backend.gate(part[:, 1:], part[:, :1]), x)
 
 
 @pytest.mark.parametrize("shape", [(8, 24, 64), (3, 7, 5)], ids=str)
@@ -204,7 +222,7 @@ def test_a_token_has_the_same_bits_beside_any_tokens_of_the_experts(
 ) -> None:
     count, inner, hidden = shape
     draws = torch.Generator().manual_seed(count)
-    packed = BACKEND.pack_experts(
+    packed = KERNELS.pack_experts(
         torch.randn(count, 2 * inner, hidden, generator=draws) / hidden**0.5,
         torch.randn(count, hidden, inner, generator=draws) / inner**0.5,
     )

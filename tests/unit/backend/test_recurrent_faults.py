@@ -22,6 +22,7 @@ from tests.unit.backend.recurrences import (
     scripts,
     setting_of,
 )
+from tests.unit.backend.tiled import KERNELS, TILED, TiledBackend, on_both
 
 SIZES = Sizes(1, 3, 16, 16)
 SETTING = setting_of((40, 21))
@@ -30,7 +31,8 @@ SETTING = setting_of((40, 21))
 def survives(backend: CpuBackend, layer: type[RecurrentLayer], pad: Pad = unpadded) -> bool:
     """Whether the bitwise suite would let this pass."""
     sizes, setting = SIZES, SETTING
-    want = played(machine(sizes, setting), alone(setting.lengths))
+    honest = TILED if isinstance(backend, TiledBackend) else KERNELS
+    want = played(machine(sizes, setting, honest), alone(setting.lengths))
     for script in scripts(setting, seed=3).values():
         made = layer.of(1, sizes, backend)
         faulty = layer(sizes, backend, made.table, made.weight, made.a, made.b)
@@ -58,9 +60,17 @@ class Misled(CpuBackend):
         super().fold_delta(caches, [wrong for fold in folds for wrong in self._misfold(fold)])
 
 
-def test_nothing_planted_survives() -> None:
+class MisledTiled(Misled, TiledBackend):
+    """The tiled forms, misled likewise."""
+
+
+misled = pytest.mark.parametrize("kind", [Misled, MisledTiled], ids=["kernels", "tiled"])
+
+
+@misled
+def test_nothing_planted_survives(kind: type[Misled]) -> None:
     """Otherwise the faults below would prove nothing."""
-    assert survives(Misled(), RecurrentLayer)
+    assert survives(kind(), RecurrentLayer)
 
 
 def aliased(step: Step) -> Step:
@@ -69,8 +79,9 @@ def aliased(step: Step) -> Step:
     return Step((*step.rows, replace(row, slot=step.rows[0].slot)), step.live, step.page_tokens)
 
 
-def test_a_padded_row_that_aliases_a_live_slot_is_caught() -> None:
-    assert not survives(CpuBackend(), RecurrentLayer, aliased)
+@on_both
+def test_a_padded_row_that_aliases_a_live_slot_is_caught(backend: CpuBackend) -> None:
+    assert not survives(backend, RecurrentLayer, aliased)
 
 
 def all_settle(layout: RowLayout) -> RowLayout:
@@ -78,27 +89,31 @@ def all_settle(layout: RowLayout) -> RowLayout:
     return replace(layout, settles=tuple(stops))
 
 
-def test_a_checkpoint_written_for_drafted_tokens_is_caught() -> None:
-    assert not survives(Misled(rows=all_settle), RecurrentLayer)
+@misled
+def test_a_checkpoint_written_for_drafted_tokens_is_caught(kind: type[Misled]) -> None:
+    assert not survives(kind(rows=all_settle), RecurrentLayer)
 
 
 def none_settles(layout: RowLayout) -> RowLayout:
     return replace(layout, settles=layout.settled)
 
 
-def test_a_checkpoint_that_is_not_written_is_caught() -> None:
-    assert not survives(Misled(rows=none_settles), RecurrentLayer)
+@misled
+def test_a_checkpoint_that_is_not_written_is_caught(kind: type[Misled]) -> None:
+    assert not survives(kind(rows=none_settles), RecurrentLayer)
 
 
+@misled
 @pytest.mark.parametrize("by", [-1, 1])
-def test_a_replay_one_input_short_or_one_too_many_is_caught(by: int) -> None:
+def test_a_replay_one_input_short_or_one_too_many_is_caught(by: int, kind: type[Misled]) -> None:
     """A fold that begins one position late lacks one input; one early, it takes one twice."""
-    assert not survives(Misled(fold=lambda f: [Fold(f.slot, f.base - by)]), RecurrentLayer)
+    assert not survives(kind(fold=lambda f: [Fold(f.slot, f.base - by)]), RecurrentLayer)
 
 
-def test_a_fold_that_is_forgotten_or_done_twice_is_caught() -> None:
-    assert not survives(Misled(fold=lambda f: []), RecurrentLayer)
-    assert not survives(Misled(fold=lambda f: [f, f]), RecurrentLayer)
+@misled
+def test_a_fold_that_is_forgotten_or_done_twice_is_caught(kind: type[Misled]) -> None:
+    assert not survives(kind(fold=lambda f: []), RecurrentLayer)
+    assert not survives(kind(fold=lambda f: [f, f]), RecurrentLayer)
 
 
 @dataclass(frozen=True)
@@ -132,13 +147,16 @@ class OmitsOneRing(Omits):
         return [pools.rows("delta", "beta")]
 
 
-def test_a_conv_ring_not_written_while_the_state_is_is_caught() -> None:
-    assert not survives(CpuBackend(), OmitsConv)
+@on_both
+def test_a_conv_ring_not_written_while_the_state_is_is_caught(backend: CpuBackend) -> None:
+    assert not survives(backend, OmitsConv)
 
 
-def test_a_state_not_written_while_the_conv_ring_is_is_caught() -> None:
-    assert not survives(CpuBackend(), OmitsState)
+@on_both
+def test_a_state_not_written_while_the_conv_ring_is_is_caught(backend: CpuBackend) -> None:
+    assert not survives(backend, OmitsState)
 
 
-def test_one_ring_of_four_not_written_is_caught() -> None:
-    assert not survives(CpuBackend(), OmitsOneRing)
+@on_both
+def test_one_ring_of_four_not_written_is_caught(backend: CpuBackend) -> None:
+    assert not survives(backend, OmitsOneRing)

@@ -7,14 +7,16 @@ import torch
 
 from surefoot.backend.cpu import CpuBackend
 from surefoot.step import Row, Step
+from tests.unit.backend.tiled import on_both
 
 PAGE, HEADS, SIZE = 8, 2, 8
 
 
-def attended(tables: list[list[int]], padded: bool, sink: float) -> torch.Tensor:
+def attended(
+    backend: CpuBackend, tables: list[list[int]], padded: bool, sink: float
+) -> torch.Tensor:
     """One decode row for each table, in its last page."""
     draws = torch.Generator().manual_seed(1)
-    backend = CpuBackend(bitwise=True)
     pools = [torch.randn(12, HEADS, PAGE, SIZE, generator=draws) for _ in range(2)]
     q = torch.randn(len(tables), 2 * HEADS, SIZE, generator=draws)
     for pool in pools:
@@ -33,7 +35,10 @@ def _decoding(table: list[int], slot: int) -> Row:
     return Row([1], first, 1, table, slot, 0, 0, first)
 
 
+@on_both
 @pytest.mark.parametrize("tables", [[[3, 1], [2, 4, 5]], [[1], [2]], [[2], [1]]], ids=str)
-def test_a_damaged_sink_beside_short_rows_is_never_read(tables: list[list[int]]) -> None:
-    want = attended(tables, padded=False, sink=0.0)
-    assert torch.equal(attended(tables, padded=True, sink=float("nan")), want)
+def test_a_damaged_sink_beside_short_rows_is_never_read(
+    tables: list[list[int]], backend: CpuBackend
+) -> None:
+    want = attended(backend, tables, padded=False, sink=0.0)
+    assert torch.equal(attended(backend, tables, padded=True, sink=float("nan")), want)

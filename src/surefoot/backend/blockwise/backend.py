@@ -26,7 +26,7 @@ from surefoot.backend.protocol import (
 
 
 class BlockwiseBackend(ABC):
-    """Operators of one step in blockwise form; linears and norms are each device's own."""
+    """Operators of one step in blockwise form; linears are each device's own."""
 
     def __init__(self, device: torch.device, widths: Widths) -> None:
         """Compute on `device` in tiles of at least these widths."""
@@ -83,6 +83,11 @@ class BlockwiseBackend(ABC):
         sin = F.pad(angles.sin() * factor, (0, passing))
         both = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
         return both[0].float()[:, None], both[1].float()[:, None]
+
+    def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """See Backend."""
+        turned = torch.roll(x, x.shape[-1] // 2, -1).to(cos.dtype)
+        return torch.addcmul(x * cos, turned, sin).to(x.dtype)
 
     def gate(self, x: Tensor, gate: Tensor) -> Tensor:
         """See Backend."""

@@ -87,8 +87,7 @@ class CpuBackend(BlockwiseBackend):
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """See Backend."""
         if not are_float32(x, cos, sin):
-            turned = torch.roll(x, x.shape[-1] // 2, -1).to(cos.dtype)
-            return torch.addcmul(x * cos, turned, sin).to(x.dtype)
+            return super().rotary(x, cos, sin)
         out = torch.empty(x.shape)
         rowwise.rotary(x.numpy(), cos.numpy()[:, 0], sin.numpy()[:, 0], out.numpy())
         return out

@@ -30,7 +30,7 @@ from surefoot.backend.cpu.kernels.compile import kernel, part
 
 _ZERO = np.float32(0)
 _LEAST_DECAY = np.float32(-46)  # e^-46 is 1e-20
-_LEAST_STATE = np.float32(1e-25)
+_LEAST_NUMBER = np.float32(1e-25)
 
 
 class Tokens(NamedTuple):
@@ -81,10 +81,16 @@ def _copy(source: Floats, target: Floats) -> None:
 def _fade(decay: np.float32) -> np.float32:
     """e^decay, or zero where it is below all rounding.
 
-    Together with the zeros in `_move` it keeps numbers so small that a processor is slow with them
-    from ever arising; a few blocks of strong decay would fill a state with them.
+    Together with `_unless_tiny` it keeps numbers so small that a processor is slow with them from
+    ever arising; a few blocks of strong decay would fill a state with them.
     """
     return exp(decay) if decay > _LEAST_DECAY or decay != decay else _ZERO
+
+
+@part
+def _unless_tiny(x: np.float32) -> np.float32:
+    """What a state keeps or is given, or zero where it is next to nothing."""
+    return _ZERO if abs(x) < _LEAST_NUMBER else x
 
 
 @part
@@ -112,7 +118,7 @@ def _meet(block: Block, i: int, tokens: Tokens, place: tuple[int, int, int], sta
     accumulate_two(key, query, state, block.found)
     fade, beta = _fade(block.sums[i]), block.betas[i]
     for d in range(error.shape[0]):
-        error[d] = beta * (tokens.v[token, head, d] - fade * error[d])
+        error[d] = _unless_tiny(beta * (tokens.v[token, head, d] - fade * error[d]))
         output[d] = fade * output[d]
     _copy(error, block.writes[i])
 
@@ -148,8 +154,7 @@ def _move(block: Block, state: Floats) -> None:
     fade = _fade(last)
     for d in range(size):
         for e in range(state.shape[1]):
-            left = state[d, e] * fade
-            state[d, e] = _ZERO if abs(left) < _LEAST_STATE else left
+            state[d, e] = _unless_tiny(state[d, e] * fade)
     for d in range(0, size - 1, 2):
         accumulate_two(block.spread[d], block.spread[d + 1], block.writes, state[d : d + 2])
     if size % 2:
