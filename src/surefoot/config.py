@@ -67,8 +67,8 @@ class EngineConfig:
         max_model_len: longest context in tokens; None is what the model was made for.
         memory: bytes for the caches; None takes at most half of what is free.
         page_tokens: tokens per page; None is the backend's choice.
-        points: resume points for models with bounded caches; None takes four a row, within a
-            quarter of the memory that is spare.
+        points: resume points for models with bounded caches; None takes four a row
+            and at least 32, within a quarter of the memory that is spare.
         max_rows: most requests computed at once.
         max_step_tokens: most tokens computed in one step, drafts included.
         prefill_chunk: most prompt tokens of one request computed in one step.

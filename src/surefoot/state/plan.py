@@ -9,6 +9,7 @@ from surefoot.errors import MemoryPlanError, SettingError
 from surefoot.state.spec import CacheSpec, Paged, Recurrent, Ring, in_points
 
 _POINTS_PER_ROW = 4
+_LEAST_POINTS = 32  # a few conversations, even if they take turns
 _POINTS_SHARE = 4
 _MIB = 1 << 20
 
@@ -70,8 +71,8 @@ def plan_memory(  # noqa: PLR0913  # one flag each, and one place where all of t
         max_rows: most requests in one step.
         max_model_len: most tokens of a request.
         budget_bytes: what all pools together may take.
-        points: how many resume points; None takes four a row, but no more than a quarter of
-            what is spare. Without bounded caches or prefix cache there are none.
+        points: how many resume points; None takes four a row and at least 32, but no more
+            than a quarter of what is spare. Without bounded caches or prefix cache there are none.
         prefix_cache: whether pages are kept for later requests.
 
     Raises:
@@ -103,7 +104,7 @@ def plan_memory(  # noqa: PLR0913  # one flag each, and one place where all of t
         raise MemoryPlanError(_shortage(least, max_model_len, budget_bytes))
     if points is None:
         affordable = spare // _POINTS_SHARE // max(1, slot_bytes)
-        points = min(_POINTS_PER_ROW * max_rows, affordable)
+        points = min(max(_POINTS_PER_ROW * max_rows, _LEAST_POINTS), affordable)
         spare -= points * slot_bytes
     most = longest * max_rows * (2 if prefix_cache else 1)
     pages = min(most, longest + spare // max(1, page_bytes))

@@ -95,8 +95,9 @@ def test_the_sinks_and_all_slots_are_counted() -> None:
         plan(KV, WINDOW, points=5, budget_bytes=least - 1)
 
 
-def test_points_by_default_are_four_a_row_within_a_quarter_of_what_is_spare() -> None:
-    assert plan(KV, WINDOW).points == 16
+def test_points_by_default_are_four_a_row_or_32_within_a_quarter_of_what_is_spare() -> None:
+    assert plan(KV, WINDOW, max_rows=20, budget_bytes=1 << 30).points == 80
+    assert plan(KV, WINDOW).points == 32
     row = 14 * 128
     least = 8 * 16 * 384 + 5 * row
     assert plan(KV, WINDOW, budget_bytes=least).points == 0
