@@ -131,6 +131,23 @@ class Fold:
     base: int
 
 
+@dataclass(frozen=True)
+class Placing:
+    """What happens to query and key heads before they meet.
+
+    Attributes:
+        norms: [H + K, D] weights of the norm of each head, queries first; None for no norm.
+        eps: of the norm.
+        cos: [T, 1, D], as Backend.rotary takes it.
+        sin: likewise.
+    """
+
+    norms: Tensor | None
+    eps: float
+    cos: Tensor
+    sin: Tensor
+
+
 class Experts(Protocol):
     """Packed feed-forward experts."""
 
@@ -183,6 +200,28 @@ class RowOperators(Protocol):
 
         Returns:
             [T, H, D] in q's dtype.
+        """
+        ...
+
+    def attend_pages(
+        self,
+        q_and_k: Tensor,
+        v: Tensor,
+        placing: Placing,
+        pools: tuple[Tensor, Tensor],
+        scale: float,
+    ) -> Tensor:
+        """Norm and rotate heads, store keys and values, and attend as `paged_attention` does.
+
+        Args:
+            q_and_k: [T, H + K, D], queries first.
+            v: [T, K, D].
+            placing: what happens to `q_and_k`.
+            pools: of keys and of values, each [pages, K, P, D]; written in place.
+            scale: factor on the scores.
+
+        Returns:
+            [T, H, D] in q_and_k's dtype.
         """
         ...
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from surefoot.backend.protocol import DeltaCaches, DeltaInputs, RowLayout
+from surefoot.backend.protocol import DeltaCaches, DeltaInputs, Placing, RowLayout
 from surefoot.backend.reference_delta import delta_rows
 
 
@@ -32,6 +32,25 @@ class ReferenceRows:
             v = self._history(v_pool, row, start, position + 1)
             out[token] = _attend(q[token], k, v, scale)
         return out
+
+    def attend_pages(
+        self,
+        q_and_k: Tensor,
+        v: Tensor,
+        placing: Placing,
+        pools: tuple[Tensor, Tensor],
+        scale: float,
+    ) -> Tensor:
+        """See RowOperators."""
+        x, heads = q_and_k, q_and_k.shape[1] - v.shape[1]
+        if placing.norms is not None:
+            size = x.pow(2).mean(-1, keepdim=True)
+            x = x * torch.rsqrt(size + placing.eps) * placing.norms
+        first, second = x.chunk(2, dim=-1)
+        x = x * placing.cos + torch.cat((second, first), dim=-1) * placing.sin
+        self.paged_write(pools[0], x[:, heads:])
+        self.paged_write(pools[1], v)
+        return self.paged_attention(x[:, :heads], *pools, scale)
 
     def ring_write(self, ring: Tensor, entries: Tensor) -> None:
         """See RowOperators."""

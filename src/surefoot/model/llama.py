@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from surefoot.backend.protocol import Backend, Fold, Linear, RowOperators
+from surefoot.backend.protocol import Backend, Fold, Linear, Placing, RowOperators
 from surefoot.errors import ModelError
 from surefoot.model.layers.finite import finite_drafts
 from surefoot.model.layers.head import take_head
@@ -190,26 +190,24 @@ class Attention:
         fused = finite_drafts(self.qkv(x), batch.tentative, self.backend)
         fused = fused.view(x.shape[0], heads + 2 * keys, size)
         q_and_k, v = fused[:, : heads + keys], fused[:, heads + keys :]
-        if self.norms is not None:
-            q_and_k = self.backend.rms_norm(q_and_k, self.norms, config.eps)
-        q_and_k = self.backend.rotary(q_and_k, *angles)
-        q, k = q_and_k[:, :heads], q_and_k[:, heads:]
-        mixed = self._attend(q, (k, v), batch.rows, pools)
+        placing = Placing(self.norms, config.eps, *angles)
+        mixed = self._attend(q_and_k, v, placing, batch.rows, pools)
         return self.output.add(mixed.reshape(x.shape[0], heads * size), stream)
 
     def _attend(
-        self, q: Tensor, kv: tuple[Tensor, Tensor], rows: RowOperators, pools: Pools
+        self, q_and_k: Tensor, v: Tensor, placing: Placing, rows: RowOperators, pools: Pools
     ) -> Tensor:
         scale = 1 / math.sqrt(self.config.head_dim)
+        k_cache, v_cache = (pools.layers(self.cache, part)[self.layer] for part in ("k", "v"))
         if self.window is None:
-            k_pool, v_pool = (pools.layers(self.cache, part)[self.layer] for part in ("k", "v"))
-            rows.paged_write(k_pool, kv[0])
-            rows.paged_write(v_pool, kv[1])
-            return rows.paged_attention(q, k_pool, v_pool, scale)
-        k_ring, v_ring = (pools.layers(self.cache, part)[self.layer] for part in ("k", "v"))
-        mixed = rows.window_attention(q, kv, (k_ring, v_ring), self.window, scale)
-        rows.ring_write(k_ring, kv[0])
-        rows.ring_write(v_ring, kv[1])
+            return rows.attend_pages(q_and_k, v, placing, (k_cache, v_cache), scale)
+        if placing.norms is not None:
+            q_and_k = self.backend.rms_norm(q_and_k, placing.norms, placing.eps)
+        q_and_k = self.backend.rotary(q_and_k, placing.cos, placing.sin)
+        q, k = q_and_k.split((self.config.heads, self.config.key_heads), dim=1)
+        mixed = rows.window_attention(q, (k, v), (k_cache, v_cache), self.window, scale)
+        rows.ring_write(k_cache, k)
+        rows.ring_write(v_cache, v)
         return mixed
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from surefoot.backend import make_backend
-from surefoot.backend.protocol import Backend, DeltaInputs, Fold
+from surefoot.backend.protocol import Backend, DeltaInputs, Fold, Placing
 from surefoot.model.layers.rotary import make_rotary
 from tests.unit.backend.layouts import GARBAGE, HEADS, SIZES, Case, case_of
 from tests.unit.backend.recurrent_steps import delta_case, tensors, to_device
@@ -50,6 +50,20 @@ def paged_attention(backend: Backend, seed: int) -> Sequence[Tensor]:
         rows.paged_write(pool, case.entries().to(backend.device))
     q = case.queries().to(backend.device)
     return (rows.paged_attention(q, pools[0], pools[1], _scale(case)),)
+
+
+def attend_pages(backend: Backend, seed: int) -> Sequence[Tensor]:
+    case, (rng, draws) = case_of(seed), _sources(seed)
+    rows, device = backend.rows(case.layout), backend.device
+    q, k, v = case.queries(), case.entries(), case.entries()
+    size, heads = q.shape[2], q.shape[1] + k.shape[1]
+    cos, sin = (torch.randn(len(q), 1, size, generator=draws).to(device) for _ in range(2))
+    norms = torch.rand(heads, size, generator=draws).to(device) if rng.random() < 0.5 else None
+    pools = case.pool().to(device), case.pool().to(device)
+    both = torch.cat((q, k, q), 1).to(device)[:, :heads]
+    placing = Placing(norms, 1e-5, cos, sin)
+    out = rows.attend_pages(both, v.to(device), placing, pools, _scale(case))
+    return out, *pools
 
 
 def ring_write(backend: Backend, seed: int) -> Sequence[Tensor]:
@@ -218,6 +232,7 @@ OPERATORS: Mapping[str, Run] = {
     for run in (
         paged_write,
         paged_attention,
+        attend_pages,
         ring_write,
         window_attention,
         rms_norm,

@@ -19,11 +19,12 @@ from torch import Tensor
 from surefoot.backend.blockwise.block_plan import plan_delta
 from surefoot.backend.blockwise.blocks import DeltaPlan, DeltaShape
 from surefoot.backend.blockwise.conv import ConvPlan, plan_conv, run_conv
+from surefoot.backend.blockwise.heads import placed
 from surefoot.backend.blockwise.recurrent import delta_shape, run_delta
 from surefoot.backend.blockwise.spans import Blocks, InOrder, Spanned
 from surefoot.backend.blockwise.tiles import TILE_TOKENS, PageGroup, TileGroup, group_pages
 from surefoot.backend.blockwise.window import RingShape, WindowGroup, group_windows
-from surefoot.backend.protocol import DeltaCaches, DeltaInputs, RowLayout
+from surefoot.backend.protocol import DeltaCaches, DeltaInputs, Placing, RowLayout
 
 
 @dataclass(frozen=True)
@@ -178,6 +179,21 @@ class BlockwiseRows:
             keys = read_pages(k_pool, v_pool, group)
             parts.append((group.queries, attend(tiles, keys, bias, scale)))
         return gather_outputs(parts, q)
+
+    def attend_pages(
+        self,
+        q_and_k: Tensor,
+        v: Tensor,
+        placing: Placing,
+        pools: tuple[Tensor, Tensor],
+        scale: float,
+    ) -> Tensor:
+        """See RowOperators."""
+        heads = q_and_k.shape[1] - v.shape[1]
+        q, k = placed(q_and_k, placing).split((heads, v.shape[1]), dim=1)
+        self.paged_write(pools[0], k)
+        self.paged_write(pools[1], v)
+        return self.paged_attention(q, *pools, scale)
 
     def ring_write(self, ring: Tensor, entries: Tensor) -> None:
         """See RowOperators."""

@@ -14,6 +14,7 @@ from surefoot.backend.blockwise.choose import choose
 from surefoot.backend.blockwise.experts import pack_experts, top_k
 from surefoot.backend.blockwise.folding import Folder
 from surefoot.backend.blockwise.gates import delta_gates, sigmoid_gate, swish
+from surefoot.backend.blockwise.heads import rms_norm, rotary
 from surefoot.backend.noise import NoiseKey
 from surefoot.backend.protocol import (
     DeltaCaches,
@@ -48,8 +49,7 @@ class BlockwiseBackend(ABC):
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See Backend."""
-        normed = F.rms_norm(x.float(), x.shape[-1:], None, eps)
-        return (normed * weight.float()).to(x.dtype)
+        return rms_norm(x, weight, eps)
 
     def rows(self, layout: RowLayout) -> RowOperators:
         """See Backend."""
@@ -86,8 +86,7 @@ class BlockwiseBackend(ABC):
 
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """See Backend."""
-        turned = torch.roll(x, x.shape[-1] // 2, -1).to(cos.dtype)
-        return torch.addcmul(x * cos, turned, sin).to(x.dtype)
+        return rotary(x, cos, sin)
 
     def gate(self, x: Tensor, gate: Tensor) -> Tensor:
         """See Backend."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from surefoot.backend.blockwise.attention import BlockwiseRows, Widths
 from surefoot.backend.cpu.kernels import attention, delta, rowwise, writes
-from surefoot.backend.protocol import DeltaCaches, DeltaInputs, RowLayout
+from surefoot.backend.protocol import DeltaCaches, DeltaInputs, Placing, RowLayout
 
 Integers = npt.NDArray[np.int64]
 
@@ -52,6 +52,36 @@ class CompiledRows:
             q.contiguous().numpy(),
             k_pool.numpy(),
             v_pool.numpy(),
+            np.float32(scale),
+            self._by_table,
+            self._pages,
+            out.numpy(),
+        )
+        return out
+
+    def attend_pages(
+        self,
+        q_and_k: Tensor,
+        v: Tensor,
+        placing: Placing,
+        pools: tuple[Tensor, Tensor],
+        scale: float,
+    ) -> Tensor:
+        """See RowOperators."""
+        self._check(q_and_k)
+        if not are_float32(q_and_k, v, pools[0]):
+            return self._tiled.attend_pages(q_and_k, v, placing, pools, scale)
+        tokens, heads, size = q_and_k.shape
+        out = torch.empty(tokens, heads - v.shape[1], size)
+        attention.attend_pages(
+            q_and_k.numpy(),
+            v.numpy(),
+            np.empty((heads, 0), np.float32) if placing.norms is None else placing.norms.numpy(),
+            np.float32(placing.eps),
+            placing.cos.numpy()[:, 0],
+            placing.sin.numpy()[:, 0],
+            pools[0].numpy(),
+            pools[1].numpy(),
             np.float32(scale),
             self._by_table,
             self._pages,

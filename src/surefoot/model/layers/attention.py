@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from surefoot.backend.protocol import Backend, Linear
+from surefoot.backend.protocol import Backend, Linear, Placing
 from surefoot.model.layers.finite import finite_drafts
 from surefoot.state.pool import Pools
 from surefoot.step import Batch
@@ -104,10 +104,8 @@ class GatedAttention:
         fused = self.joint(self.backend.rms_norm(stream, self.norm, self.eps))
         fused = finite_drafts(fused, batch.tentative, self.backend).view(tokens, -1, sizes.size)
         q_and_k, v, gate = fused.split(sizes.joint, dim=1)
-        q_and_k = _placed(q_and_k, self.norms, self.eps, angles, self.backend)
-        self.cache.write(q_and_k[:, sizes.heads :], v, batch, pools)
-        q, scale = q_and_k[:, : sizes.heads], sizes.size**-0.5
-        mixed = batch.rows.paged_attention(q, *self.cache.pools(pools), scale)
+        placing, scale = Placing(self.norms, self.eps, *angles), sizes.size**-0.5
+        mixed = batch.rows.attend_pages(q_and_k, v, placing, self.cache.pools(pools), scale)
         mixed = self.backend.gate(mixed, gate).reshape(tokens, -1)
         return self.output.add(mixed, stream)
 
@@ -140,10 +138,5 @@ class KeyWriter:
         fused = finite_drafts(fused, batch.tentative, self.backend)
         fused = fused.view(stream.shape[0], -1, self.sizes.size)
         k, v = fused.chunk(2, dim=1)
-        k = _placed(k, self.norms, self.eps, angles, self.backend)
+        k = self.backend.rotary(self.backend.rms_norm(k, self.norms, self.eps), *angles)
         self.cache.write(k, v, batch, pools)
-
-
-def _placed(x: Tensor, norms: Tensor, eps: float, angles: Angles, backend: Backend) -> Tensor:
-    """Norm each head over its own size and turn it to its position."""
-    return backend.rotary(backend.rms_norm(x, norms, eps), *angles)

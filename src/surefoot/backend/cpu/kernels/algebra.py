@@ -69,6 +69,15 @@ def sum_of(a: Floats) -> np.float32:
     return total
 
 
+@part
+def norm_row(x: Floats, weight: Floats, eps: np.float32) -> None:
+    """X / sqrt(mean(x^2) + eps) * weight, in place."""
+    mean = dot(x, x) / np.float32(x.shape[0])
+    factor = _ONE / np.sqrt(mean + eps)
+    for d in range(x.shape[0]):
+        x[d] = x[d] * factor * weight[d]
+
+
 @extremes
 def greatest(a: Floats, start: int, stop: int) -> np.float32:
     """The greatest of a[start:stop], which are numbers."""

@@ -17,6 +17,7 @@ from surefoot.backend.cpu.kernels.algebra import (
     dot,
     exp,
     greatest,
+    norm_row,
     sum_of,
 )
 from surefoot.backend.cpu.kernels.compile import kernel, part
@@ -89,8 +90,8 @@ def _page(pool: Floats, pages: Integers, head: int, low: int, high: int) -> Floa
     return entries[low - page * page_tokens : high - page * page_tokens]
 
 
-@kernel("void(f4[:,:,::1],f4[:,:,:,::1],f4[:,:,:,::1],f4,i8[:,::1],i8[::1],f4[:,:,::1])")
-def paged_attention(
+@part
+def _attend(
     q: Floats,
     k_pool: Floats,
     v_pool: Floats,
@@ -99,18 +100,6 @@ def paged_attention(
     pages: Integers,
     out: Floats,
 ) -> None:
-    """See RowOperators.paged_attention.
-
-    Args:
-        q: [T, H, D].
-        k_pool: [pages, K, P, D].
-        v_pool: the same.
-        scale: factor on the scores.
-        rows: [R, 5] index of the first token, tokens, first position, least visible position, and
-            where the row's table starts in `pages`.
-        pages: the page tables one after the other.
-        out: [T, H, D].
-    """
     heads, page_tokens, size = k_pool.shape[1], k_pool.shape[2], k_pool.shape[3]
     group = q.shape[1] // heads
     for row in range(rows.shape[0]):
@@ -145,6 +134,100 @@ def paged_attention(
                 for i in range(queries):
                     target = out[token + i // group, head * group + i % group]
                     _put_output(sums[i], totals[i], target)
+
+
+@kernel("void(f4[:,:,::1],f4[:,:,:,::1],f4[:,:,:,::1],f4,i8[:,::1],i8[::1],f4[:,:,::1])")
+def paged_attention(
+    q: Floats,
+    k_pool: Floats,
+    v_pool: Floats,
+    scale: np.float32,
+    rows: Integers,
+    pages: Integers,
+    out: Floats,
+) -> None:
+    """See RowOperators.paged_attention.
+
+    Args:
+        q: [T, H, D].
+        k_pool: [pages, K, P, D].
+        v_pool: the same.
+        scale: factor on the scores.
+        rows: [R, 5] index of the first token, tokens, first position, least visible position, and
+            where the row's table starts in `pages`.
+        pages: the page tables one after the other.
+        out: [T, H, D].
+    """
+    _attend(q, k_pool, v_pool, scale, rows, pages, out)
+
+
+@part
+def _place(
+    x: Floats, norms: Floats, eps: np.float32, cos: Floats, sin: Floats, out: Floats
+) -> None:
+    """Norm a head [D] if there are weights, norms [D] or [0], and rotate it."""
+    for d in range(out.shape[0]):
+        out[d] = x[d]
+    if norms.shape[0]:
+        norm_row(out, norms, eps)
+    half = out.shape[0] // 2
+    for d in range(half):
+        a, b = out[d], out[half + d]
+        out[d] = a * cos[d] + b * sin[d]
+        out[half + d] = b * cos[half + d] + a * sin[half + d]
+
+
+@kernel(
+    "void(f4[:,:,:],f4[:,:,:],f4[:,::1],f4,f4[:,::1],f4[:,::1],f4[:,:,:,::1],f4[:,:,:,::1],f4,"
+    "i8[:,::1],i8[::1],f4[:,:,::1])"
+)
+def attend_pages(
+    q_and_k: Floats,
+    v: Floats,
+    norms: Floats,
+    eps: np.float32,
+    cos: Floats,
+    sin: Floats,
+    k_pool: Floats,
+    v_pool: Floats,
+    scale: np.float32,
+    rows: Integers,
+    pages: Integers,
+    out: Floats,
+) -> None:
+    """See RowOperators.attend_pages.
+
+    Args:
+        q_and_k: [T, H + K, D].
+        v: [T, K, D].
+        norms: [H + K, D], or [H + K, 0] for no norm.
+        eps: of the norm.
+        cos: [T, D].
+        sin: [T, D].
+        k_pool: [pages, K, P, D].
+        v_pool: the same.
+        scale: factor on the scores.
+        rows: as for paged_attention.
+        pages: the page tables one after the other.
+        out: [T, H, D].
+    """
+    heads, page_tokens = out.shape[1], k_pool.shape[2]
+    q = np.empty(out.shape, np.float32)
+    for row in range(rows.shape[0]):
+        start, count, first, _, begins = rows[row]
+        for i in range(count):
+            token, position = start + i, first + i
+            page, column = pages[begins + position // page_tokens], position % page_tokens
+            for head in range(heads):
+                source, target = q_and_k[token, head], q[token, head]
+                _place(source, norms[head], eps, cos[token], sin[token], target)
+            for head in range(k_pool.shape[1]):
+                source, target = q_and_k[token, heads + head], k_pool[page, head, column]
+                _place(source, norms[heads + head], eps, cos[token], sin[token], target)
+                target = v_pool[page, head, column]
+                for d in range(target.shape[0]):
+                    target[d] = v[token, head, d]
+    _attend(q, k_pool, v_pool, scale, rows, pages, out)
 
 
 @part

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from surefoot.backend.cpu.kernels.algebra import Floats, Integers, dot, exp, sigmoid
+from surefoot.backend.cpu.kernels.algebra import Floats, Integers, dot, exp, norm_row, sigmoid
 from surefoot.backend.cpu.kernels.compile import kernel, part
 
 Doubles = npt.NDArray[np.float64]
@@ -32,12 +32,9 @@ def rms_norm(x: Floats, weight: Floats, eps: np.float32, out: Floats) -> None:
     """
     for t in range(x.shape[0]):
         for h in range(x.shape[1]):
-            target, scale = out[t, h], weight[h % weight.shape[0]]
+            target = out[t, h]
             _copy(x[t, h], target)
-            mean = dot(target, target) / np.float32(target.shape[0])
-            factor = _ONE / np.sqrt(mean + eps)
-            for d in range(target.shape[0]):
-                target[d] = target[d] * factor * scale[d]
+            norm_row(target, weight[h % weight.shape[0]], eps)
 
 
 @kernel("void(f4[:,:,:],f4[:,:,:],f4[::1],f4,f4[:,:,::1])")
