@@ -127,7 +127,7 @@ class MtpDrafter:
             steps.append(_row(lease, row.request.tokens[begin:], begin, wanted=1))
             sources += self._columns_of(lease, range(begin - 1, lease.computed))
         batch = Step.of(steps, self._page_tokens).build(self._backend)
-        hidden = self._head.enter(self._shaped(self._recent[sources]))
+        hidden = self._head.enter(self._shaped(self._picked(self._recent, sources)))
         hidden = self._head.forward(batch, hidden, self._pools)[batch.wanted]
         for row in rows:
             row.lease.drafted = row.lease.computed + 1
@@ -213,8 +213,8 @@ class MtpDrafter:
             columns += self._columns_of(lease, last)
             recent += [before + position for position in last]
         if pages:
-            self._boundary[pages] = flat[ends]
-        self._recent[columns] = flat[recent]
+            self._boundary.index_copy_(0, self._indices(pages), self._picked(flat, ends))
+        self._recent.index_copy_(0, self._indices(columns), self._picked(flat, recent))
 
     def _resume(self, rows: Sequence[DraftRow | CommittedRow]) -> None:
         """Take up requests whose cached prefix was attached and that have computed nothing yet."""
@@ -230,7 +230,17 @@ class MtpDrafter:
                 columns += self._columns_of(lease, range(lease.cached - 1, lease.cached))
                 pages.append(lease.pages[lease.cached // self._page_tokens - 1])
         if pages:
-            self._recent[columns] = self._boundary[pages]
+            states = self._picked(self._boundary, pages)
+            self._recent.index_copy_(0, self._indices(columns), states)
+
+    def _indices(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.long, device=self._recent.device)
+
+    def _picked(self, states: Tensor, places: list[int]) -> Tensor:
+        """Some of the states [n, hidden], without a copy if they are all in order."""
+        if places == list(range(len(states))):
+            return states
+        return states.index_select(0, self._indices(places))
 
     def _columns_of(self, lease: Lease, positions: range) -> list[int]:
         start = lease.slot * self._columns
