@@ -124,8 +124,9 @@ class MtpHead:
         """Take all tensors of the head; it shares the model's `ends`."""
         self._ends = ends
         hidden, name = tensors.config.hidden, f"{_MTP}.layers.0."
-        self._token_norm = tensors.norm(_MTP + ".pre_fc_norm_embedding.weight", hidden)
-        self._hidden_norm = tensors.norm(_MTP + ".pre_fc_norm_hidden.weight", hidden)
+        token_norm = tensors.norm(_MTP + ".pre_fc_norm_embedding.weight", hidden)
+        hidden_norm = tensors.norm(_MTP + ".pre_fc_norm_hidden.weight", hidden)
+        self._norms = torch.stack((token_norm, hidden_norm))
         self._norm = tensors.norm(_MTP + ".norm.weight", hidden)
         self._join = tensors.packed(tensors.weight(_MTP + ".fc", hidden, 2 * hidden))
         attention = tensors.attention(name, KeyCache(_mtp_cache(tensors.prefix), 0))
@@ -156,9 +157,8 @@ class MtpHead:
         """[T, hidden] of each token's embedding and the state before it."""
         ends = self._ends
         token = F.embedding(batch.tokens, ends.embedding)
-        token = ends.backend.rms_norm(token, self._token_norm, ends.eps)
-        before = ends.backend.rms_norm(hidden, self._hidden_norm, ends.eps)
-        return self._join(torch.cat((token, before), dim=1))
+        both = torch.stack((token, hidden), dim=1)
+        return self._join(ends.backend.rms_norm(both, self._norms, ends.eps).flatten(1))
 
 
 class HybridModel:
