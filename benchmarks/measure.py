@@ -13,6 +13,7 @@ from surefoot.config import make_config
 from surefoot.engine.engine import Engine
 from surefoot.engine.models import LoadedModel
 from surefoot.params import SamplingParams
+from surefoot.request import Request
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -20,9 +21,14 @@ RESULTS = HERE / "results"
 
 @dataclass(frozen=True)
 class Decoded:
-    """One timed run: decode speed, and what drafting did."""
+    """One timed run: decode speed, and what drafting did.
+
+    With drafts requests end at different times. `tokens_per_s` counts up to the last one's end,
+    `full_per_s` only as long as all of them are decoding.
+    """
 
     tokens_per_s: float
+    full_per_s: float
     drafts: int
     accepted: int
     tokens: tuple[tuple[int, ...], ...]
@@ -52,16 +58,23 @@ def decode(
         started |= {emission.request for emission in engine.step() if emission.token_ids}
     before = sum(request.output_length for request in requests)
     begun = time.perf_counter()
+    full = 0.0
     while not engine.idle:
         engine.step()
+        if not full and any(request.finish_reason for request in requests):
+            full = _made(requests, before) / (time.perf_counter() - begun)
     seconds = time.perf_counter() - begun
-    decoded = sum(request.output_length for request in requests) - before
     return Decoded(
-        tokens_per_s=decoded / seconds,
+        tokens_per_s=_made(requests, before) / seconds,
+        full_per_s=full,
         drafts=sum(request.speculation.drafts for request in requests),
         accepted=sum(request.speculation.accepted for request in requests),
         tokens=tuple(tuple(request.output) for request in requests),
     )
+
+
+def _made(requests: Sequence[Request], before: int) -> int:
+    return sum(request.output_length for request in requests) - before
 
 
 def alternate(sides: dict[str, Callable[[], float]], pairs: int) -> dict[str, list[float]]:

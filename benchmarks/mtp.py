@@ -88,7 +88,8 @@ def speed(model: LoadedModel, options: argparse.Namespace) -> None:
 
 
 def _speed(engine: Engine, prompts: list[str], options: argparse.Namespace) -> float:
-    return decode(engine, prompts, options.new_tokens, options.temperature).tokens_per_s
+    made = decode(engine, prompts, options.new_tokens, options.temperature)
+    return made.tokens_per_s if options.to_the_end else made.full_per_s
 
 
 def turns(model: LoadedModel, options: argparse.Namespace) -> None:
@@ -134,6 +135,9 @@ def main() -> None:
     parser.add_argument("--temperature", type=float, default=0.7)
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--to-the-end", action="store_true", help="time up to the last request's end"
+    )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     model = load(options.model, make_config(drafter="none"))
