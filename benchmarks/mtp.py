@@ -3,6 +3,7 @@
 python benchmarks/mtp.py accept
 python benchmarks/mtp.py speed --batch 1 8 32 --pairs 9
 python benchmarks/mtp.py turns
+python benchmarks/mtp.py bound --batch 1 8 32
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from functools import partial
 
 import torch
 from measure import alternate, decode, engine_on, ratio, save
+from safetensors.torch import load_file
 
+from surefoot.backend.cpu import CpuBackend
+from surefoot.backend.protocol import Linear
 from surefoot.config import make_config
 from surefoot.engine.engine import Engine
 from surefoot.engine.models import LoadedModel, load
@@ -92,6 +96,57 @@ def _speed(engine: Engine, prompts: list[str], options: argparse.Namespace) -> f
     return made.tokens_per_s if options.to_the_end else made.full_per_s
 
 
+def bound(model: LoadedModel, options: argparse.Namespace) -> None:
+    """The most that drafting could bring if the products alone took time.
+
+    A verified step computes k + 1 tokens a row, and the head computes one a row k times. The
+    weights are read anew by each, as they are in a step.
+    """
+    trunk, head = _products(options.model)
+    prompts = held_out(options.model, options.prompts)
+    for depth in options.depths:
+        engine = engine_on(model, drafter="mtp", draft_tokens=depth, max_rows=len(prompts))
+        run = decode(engine, prompts, options.new_tokens, options.temperature)
+        engine.close()
+        length = 1 + run.accepted / run.drafts
+        for batch in options.batch:
+            plain, verify = _cold(trunk, batch), _cold(trunk, batch * (depth + 1))
+            drafts = depth * _cold(head, batch)
+            print(
+                f"batch {batch:3d}  k = {depth}  {length:.2f} tokens a pass; products of a step "
+                f"{1e3 * plain:.2f} ms, verified {1e3 * verify:.2f} ms, drafts {1e3 * drafts:.2f} "
+                f"ms: at most {length * plain / (verify + drafts):.2f}x",
+                flush=True,
+            )
+
+
+def _products(name: str) -> tuple[list[tuple[Linear, int]], list[tuple[Linear, int]]]:
+    """Packed products of the trunk and of the draft head, each with its number of inputs."""
+    backend = CpuBackend()
+    trunk, head = [], []
+    for path in locate(name, revision=None, progress=print).glob("*.safetensors"):
+        for key, weight in load_file(path).items():
+            if weight.dim() == 2:
+                product = backend.pack_linear(weight.float(), None), weight.shape[1]
+                (head if key.startswith("mtp.") else trunk).append(product)
+                if "embed_tokens" in key:  # the output head of both
+                    head.append(product)
+    return trunk, head
+
+
+def _cold(products: list[tuple[Linear, int]], rows: int) -> float:
+    """Seconds of one call of each, with caches that hold something else."""
+    other, times = torch.zeros(1 << 24), []
+    inputs = {size: torch.randn(rows, size) for _, size in products}
+    for _ in range(15):
+        other.add_(1)
+        begun = time.perf_counter()
+        for product, size in products:
+            product(inputs[size])
+        times.append(time.perf_counter() - begun)
+    return statistics.median(times)
+
+
 def turns(model: LoadedModel, options: argparse.Namespace) -> None:
     """The second turn of a chat: how much of what it shares with the first is computed anew."""
     params = SamplingParams(max_tokens=options.new_tokens, temperature=0.7, seed=1, ignore_eos=True)
@@ -126,7 +181,7 @@ def _finished(engine: Engine, prompt: list[int], params: SamplingParams) -> Requ
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("accept", "speed", "turns"))
+    parser.add_argument("what", choices=("accept", "speed", "turns", "bound"))
     parser.add_argument("--model", default="tiny-hybrid")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 16, 32])
     parser.add_argument("--depths", type=int, nargs="+", default=[1, 2, 3])
@@ -141,7 +196,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     model = load(options.model, make_config(drafter="none"))
-    {"accept": accept, "speed": speed, "turns": turns}[options.what](model, options)
+    {"accept": accept, "speed": speed, "turns": turns, "bound": bound}[options.what](model, options)
 
 
 if __name__ == "__main__":
