@@ -36,14 +36,14 @@ class StepCost:
 
     Attributes:
         tokens: all tokens computed, drafts included.
-        forward_s: seconds for the forward pass and the choice.
+        rest_s: seconds for all of the step but drafting.
         draft_s: seconds in the drafter.
         drafted: tokens that the drafter proposed.
         passes: the greatest depth among the drafts; a drafter with a model computes as often.
     """
 
     tokens: int
-    forward_s: float
+    rest_s: float
     draft_s: float
     drafted: int
     passes: int
@@ -304,7 +304,7 @@ class AutoDepth:
 
     def measure(self, cost: StepCost) -> None:
         """See Depth."""
-        self.curve.add(cost.tokens, cost.forward_s)
+        self.curve.add(cost.tokens, cost.rest_s)
         if cost.passes:
             rows, seconds = max(1, round(cost.drafted / cost.passes)), cost.draft_s / cost.passes
             if self._pass_curve is None:

@@ -62,11 +62,12 @@ class Loop:
 
     def step(self) -> list[Emission]:
         """One pass over all running requests."""
+        begun = self.clock()
         rows = self._scheduler.plan(self._depth.limits)
         if not rows:
             return []
         try:
-            result = self._compute(rows)
+            result, draft_s = self._compute(rows)
         except Exception as error:
             log.exception("a step failed")
             return [emission for row in reversed(rows) for emission in self._recover(row, error)]
@@ -84,17 +85,16 @@ class Loop:
             self._drafter.observe(_committed(rows), result.hidden)
             for emission, row in zip(emissions, rows, strict=True):
                 self._publish(row, emission.reason)
+            self._measure(rows, draft_s, self.clock() - begun - draft_s)
         return [emission for emission in emissions if emission.token_ids or emission.reason]
 
-    def _compute(self, rows: Sequence[PlannedRow]) -> StepResult:
-        """Draft, run the model over known and drafted tokens, and choose."""
+    def _compute(self, rows: Sequence[PlannedRow]) -> tuple[StepResult, float]:
+        """Draft, run the model over known and drafted tokens, and choose; seconds of drafting."""
         self._prepare()
         begun = self.clock()
         self._draft([row for row in rows if row.depth > 0])
-        drafted = self.clock()
-        result = self._runner.run(rows)
-        self._measure(rows, drafted - begun, self.clock() - drafted)
-        return result
+        draft_s = self.clock() - begun
+        return self._runner.run(rows), draft_s
 
     def _prepare(self) -> None:
         """Clear and copy cache rows as the ledger recorded.
@@ -181,12 +181,12 @@ class Loop:
         self._drafter.forget(request.id)
         self._runner.forget(request.id)
 
-    def _measure(self, rows: Sequence[PlannedRow], draft_s: float, forward_s: float) -> None:
+    def _measure(self, rows: Sequence[PlannedRow], draft_s: float, rest_s: float) -> None:
         """Tell the depth policy what decoding cost; steps with prompt chunks would mislead it."""
         if all(row.final and row.count == 1 for row in rows):
             drafts = [len(row.drafts) for row in rows]
             tokens, passes = len(rows) + sum(drafts), max(drafts, default=0)
-            self._depth.measure(StepCost(tokens, forward_s, draft_s, sum(drafts), passes))
+            self._depth.measure(StepCost(tokens, rest_s, draft_s, sum(drafts), passes))
 
 
 def _committed(rows: Sequence[PlannedRow]) -> list[CommittedRow]:
