@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from surefoot.backend.protocol import Backend, Fold, RowLayout, RowOperators
+from surefoot.backend.operands import Fold, RowLayout
+from surefoot.backend.protocol import Backend, RowOperators
 from surefoot.ids import SINK_PAGE, SINK_SLOT
 
 

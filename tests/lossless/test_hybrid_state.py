@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import pytest
 from torch import Tensor
 
-from surefoot.backend.protocol import Fold
+from surefoot.backend.operands import Fold
 from surefoot.config import make_config
 from surefoot.draft.draft_model import ModelDrafter
 from surefoot.draft.drafter import Drafter, DraftRow

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from surefoot.backend.protocol import Fold
+from surefoot.backend.operands import Fold
 from surefoot.engine.rows import PlannedRow
 from surefoot.state.ledger import Work
 from surefoot.testing.fakes import HashRunner

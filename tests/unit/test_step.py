@@ -7,7 +7,8 @@ import random
 import pytest
 import torch
 
-from surefoot.backend.protocol import RowLayout, RowOperators
+from surefoot.backend.operands import RowLayout
+from surefoot.backend.protocol import RowOperators
 from surefoot.backend.reference import ReferenceBackend
 from surefoot.ids import SINK_PAGE, SINK_SLOT
 from surefoot.step import Row, Step

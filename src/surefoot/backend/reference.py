@@ -14,17 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from surefoot.backend.noise import NoiseField, NoiseKey
+from surefoot.backend.operands import DeltaCaches, Fold, RowLayout
 from surefoot.backend.order import argmax_rows, temper
-from surefoot.backend.protocol import (
-    UNCHOSEN,
-    Capabilities,
-    DeltaCaches,
-    Experts,
-    Fold,
-    Linear,
-    RowLayout,
-    RowOperators,
-)
+from surefoot.backend.protocol import UNCHOSEN, Capabilities, Experts, Linear, RowOperators
 from surefoot.backend.reference_delta import fold_block
 from surefoot.backend.reference_rows import ReferenceRows
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from surefoot.backend.protocol import DeltaCaches, DeltaInputs, Fold, RowLayout
+from surefoot.backend.operands import DeltaCaches, DeltaInputs, Fold, RowLayout
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from surefoot.backend.protocol import DeltaCaches, DeltaInputs, Placing, RowLayout
+from surefoot.backend.operands import DeltaCaches, DeltaInputs, Placing, RowLayout
 from surefoot.backend.reference_delta import delta_rows
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from torch import Tensor
 
 from surefoot.backend import make_backend
-from surefoot.backend.protocol import Backend, Fold
+from surefoot.backend.operands import Fold
+from surefoot.backend.protocol import Backend
 from surefoot.cli.show import bytes_text
 from surefoot.config import EngineConfig
 from surefoot.engine.assemble import check_lengths, drafter_caches, make_plan, resolve_drafter

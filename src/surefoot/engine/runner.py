@@ -9,7 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from surefoot.backend.protocol import Backend, Fold
+from surefoot.backend.operands import Fold
+from surefoot.backend.protocol import Backend
 from surefoot.engine.rows import PlannedRow, RowResult
 from surefoot.ids import RequestId
 from surefoot.model.model import Model

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from surefoot.backend.protocol import Backend, Fold, Linear, Placing, RowOperators
+from surefoot.backend.operands import Fold, Placing
+from surefoot.backend.protocol import Backend, Linear, RowOperators
 from surefoot.errors import ModelError
 from surefoot.model.layers.finite import finite_drafts
 from surefoot.model.layers.head import take_head

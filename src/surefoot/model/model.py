@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from surefoot.backend.protocol import Fold
+from surefoot.backend.operands import Fold
 from surefoot.errors import ModelError
 from surefoot.state.pool import Pools
 from surefoot.state.spec import CacheSpec

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from surefoot.backend.protocol import Backend, Fold, Linear
+from surefoot.backend.operands import Fold
+from surefoot.backend.protocol import Backend, Linear
 from surefoot.model.layers.attention import Angles, GatedAttention, KeyCache, KeyWriter
 from surefoot.model.layers.delta import DeltaMixer
 from surefoot.model.layers.feed import Feed

@@ -14,7 +14,8 @@ from random import Random
 
 import torch
 
-from surefoot.backend.protocol import UNCHOSEN, Fold
+from surefoot.backend.operands import Fold
+from surefoot.backend.protocol import UNCHOSEN
 from surefoot.draft.drafter import CommittedRow, Drafter, DraftRow
 from surefoot.engine.rows import PlannedRow, RowResult
 from surefoot.engine.runner import Runner, StepResult

@@ -14,7 +14,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from surefoot.backend.protocol import Fold
+from surefoot.backend.operands import Fold
 from surefoot.draft.drafter import CommittedRow, DraftRow
 from surefoot.draft.mtp import MtpDrafter
 from surefoot.engine.output import Taken, TextStream, take_run

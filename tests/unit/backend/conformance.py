@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from surefoot.backend import make_backend
-from surefoot.backend.protocol import Backend, DeltaInputs, Fold, Placing
+from surefoot.backend.operands import DeltaInputs, Fold, Placing
+from surefoot.backend.protocol import Backend
 from surefoot.model.layers.rotary import make_rotary
 from tests.unit.backend.layouts import GARBAGE, HEADS, SIZES, Case, case_of
 from tests.unit.backend.recurrent_steps import delta_case, tensors, to_device

@@ -10,7 +10,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from surefoot.backend.protocol import RowLayout
+from surefoot.backend.operands import RowLayout
 
 GARBAGE = 1e30
 """Stands past the cursor and below what is visible: finite, so that a weight of zero hides it."""

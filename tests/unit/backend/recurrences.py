@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from surefoot.backend.protocol import Backend, DeltaCaches, DeltaInputs, Fold
+from surefoot.backend.operands import DeltaCaches, DeltaInputs, Fold
+from surefoot.backend.protocol import Backend
 from surefoot.ids import SlotId
 from surefoot.state.pool import Pools
 from surefoot.state.spec import CacheSpec, Part, Recurrent, Ring

@@ -9,7 +9,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from surefoot.backend.protocol import DeltaCaches, DeltaInputs, RowLayout
+from surefoot.backend.operands import DeltaCaches, DeltaInputs, RowLayout
 from tests.unit.backend.recurrences import NAN, Sizes, unit
 
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from surefoot.backend import make_backend
-from surefoot.backend.protocol import Backend, RowLayout
+from surefoot.backend.operands import RowLayout
+from surefoot.backend.protocol import Backend
 from surefoot.backend.reference import ReferenceBackend
 from tests.unit.backend.conformance import BACKENDS, OPERATORS, differing
 from tests.unit.backend.layouts import GARBAGE, HEADS, PAGE_TOKENS, SIZES, case_of

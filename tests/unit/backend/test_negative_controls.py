@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from surefoot.backend import make_backend
-from surefoot.backend.protocol import Backend, RowLayout, RowOperators
+from surefoot.backend.operands import RowLayout
+from surefoot.backend.protocol import Backend, RowOperators
 from surefoot.backend.reference import ReferenceBackend
 from surefoot.ids import SINK_PAGE
 from surefoot.state.spec import Ring

@@ -7,7 +7,8 @@ import pytest
 from surefoot.backend.blockwise.attention import BlockwiseRows
 from surefoot.backend.blockwise.backend import BlockwiseBackend
 from surefoot.backend.cpu import CpuBackend
-from surefoot.backend.protocol import RowLayout, RowOperators
+from surefoot.backend.operands import RowLayout
+from surefoot.backend.protocol import RowOperators
 
 
 class TiledBackend(CpuBackend):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from surefoot.backend.protocol import Fold
+from surefoot.backend.operands import Fold
 from surefoot.checking.cases import Amount, Scope
 from surefoot.checking.engines import Models
 from surefoot.checking.prompts import Prompt

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from surefoot.backend import make_backend
-from surefoot.backend.protocol import Backend, Fold
+from surefoot.backend.operands import Fold
+from surefoot.backend.protocol import Backend
 from surefoot.config import make_config
 from surefoot.draft.guard import GuardedDrafter
 from surefoot.draft.mtp import MtpDrafter

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from surefoot.backend.protocol import Backend, Fold
+from surefoot.backend.operands import Fold
+from surefoot.backend.protocol import Backend
 from surefoot.model.model import Model
 from surefoot.state.pool import Pools
 from surefoot.state.spec import CacheSpec, Paged, Recurrent, Ring

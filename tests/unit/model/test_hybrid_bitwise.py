@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from surefoot.backend.cpu import CpuBackend
-from surefoot.backend.protocol import Fold
+from surefoot.backend.operands import Fold
 from surefoot.backend.reference import ReferenceBackend
 from surefoot.engine.models import load_on, silent
 from surefoot.model.model import Model

@@ -24,7 +24,7 @@ from surefoot.backend.blockwise.recurrent import delta_shape, run_delta
 from surefoot.backend.blockwise.spans import Blocks, InOrder, Spanned
 from surefoot.backend.blockwise.tiles import TILE_TOKENS, PageGroup, TileGroup, group_pages
 from surefoot.backend.blockwise.window import RingShape, WindowGroup, group_windows
-from surefoot.backend.protocol import DeltaCaches, DeltaInputs, Placing, RowLayout
+from surefoot.backend.operands import DeltaCaches, DeltaInputs, Placing, RowLayout
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,8 @@ from surefoot.backend.blockwise.folding import Folder
 from surefoot.backend.blockwise.gates import delta_gates, sigmoid_gate, swish
 from surefoot.backend.blockwise.heads import rms_norm, rotary
 from surefoot.backend.noise import NoiseKey
-from surefoot.backend.protocol import (
-    DeltaCaches,
-    Experts,
-    Fold,
-    Linear,
-    RowLayout,
-    RowOperators,
-)
+from surefoot.backend.operands import DeltaCaches, Fold, RowLayout
+from surefoot.backend.protocol import Experts, Linear, RowOperators
 
 
 class BlockwiseBackend(ABC):

@@ -21,7 +21,7 @@ from surefoot.backend.blockwise.blocks import (
     Run,
     cut_blocks,
 )
-from surefoot.backend.protocol import RowLayout
+from surefoot.backend.operands import RowLayout
 
 
 def plan_delta(layout: RowLayout, shape: DeltaShape, width: int, device: torch.device) -> DeltaPlan:

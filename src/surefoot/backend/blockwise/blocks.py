@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from surefoot.backend.protocol import RowLayout
+from surefoot.backend.operands import RowLayout
 
 CHECKPOINT = -1
 """The source of a run that lies in the pool of checkpoints."""

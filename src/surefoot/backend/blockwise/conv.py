@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from surefoot.backend.protocol import RowLayout
+from surefoot.backend.operands import RowLayout
 
 _SHORT = 16
 """Longest row whose inputs are gathered token by token."""

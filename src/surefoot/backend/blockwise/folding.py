@@ -15,7 +15,7 @@ from surefoot.backend.blockwise.recurrent import (
     faded_products,
     make_advance,
 )
-from surefoot.backend.protocol import DeltaCaches, Fold
+from surefoot.backend.operands import DeltaCaches, Fold
 
 
 class Folder:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from surefoot.backend.protocol import Placing
+from surefoot.backend.operands import Placing
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

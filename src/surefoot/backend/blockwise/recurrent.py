@@ -34,7 +34,7 @@ from surefoot.backend.blockwise.blocks import (
     Part,
     Run,
 )
-from surefoot.backend.protocol import DeltaCaches, DeltaInputs
+from surefoot.backend.operands import DeltaCaches, DeltaInputs
 
 
 def delta_shape(caches: DeltaCaches) -> DeltaShape:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from surefoot.backend.blockwise.spans import Span, find_span
-from surefoot.backend.protocol import RowLayout
+from surefoot.backend.operands import RowLayout
 
 TILE_TOKENS = 16
 LANES = 16

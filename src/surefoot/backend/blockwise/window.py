@@ -22,7 +22,7 @@ from surefoot.backend.blockwise.tiles import (
     least_multiple,
     round_up_width,
 )
-from surefoot.backend.protocol import RowLayout
+from surefoot.backend.operands import RowLayout
 
 
 @dataclass(frozen=True)

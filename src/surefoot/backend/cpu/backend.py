@@ -19,15 +19,8 @@ from surefoot.backend.cpu.kernels import prepare_kernels, rowwise
 from surefoot.backend.cpu.linear import FastGated, RowInvariant, pack_fast, pack_gated
 from surefoot.backend.cpu.rows import CompiledRows, are_float32, run_delta
 from surefoot.backend.noise import NoiseKey
-from surefoot.backend.protocol import (
-    Capabilities,
-    DeltaCaches,
-    DeltaInputs,
-    Fold,
-    Linear,
-    RowLayout,
-    RowOperators,
-)
+from surefoot.backend.operands import DeltaCaches, DeltaInputs, Fold, RowLayout
+from surefoot.backend.protocol import Capabilities, Linear, RowOperators
 
 
 class CpuBackend(BlockwiseBackend):

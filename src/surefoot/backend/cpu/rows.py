@@ -12,7 +12,7 @@ from torch import Tensor
 
 from surefoot.backend.blockwise.attention import BlockwiseRows, Widths
 from surefoot.backend.cpu.kernels import attention, delta, rowwise, writes
-from surefoot.backend.protocol import DeltaCaches, DeltaInputs, Placing, RowLayout
+from surefoot.backend.operands import DeltaCaches, DeltaInputs, Placing, RowLayout
 
 Integers = npt.NDArray[np.int64]
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from surefoot.backend.protocol import Backend, Linear, Placing
+from surefoot.backend.operands import Placing
+from surefoot.backend.protocol import Backend, Linear
 from surefoot.model.layers.finite import finite_drafts
 from surefoot.state.pool import Pools
 from surefoot.step import Batch

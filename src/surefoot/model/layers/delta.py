@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from surefoot.backend.protocol import Backend, DeltaCaches, DeltaInputs, Fold, Linear
+from surefoot.backend.operands import DeltaCaches, DeltaInputs, Fold
+from surefoot.backend.protocol import Backend, Linear
 from surefoot.model.layers.finite import finite_drafts
 from surefoot.state.pool import Pools
 from surefoot.state.spec import Part, Recurrent, Ring

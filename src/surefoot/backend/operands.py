@@ -1,0 +1,113 @@
+"""What the operators of a step take besides tensors; shapes as in protocol.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """Where the tokens of one step lie; host integers, one entry a row.
+
+    Attributes:
+        starts: index in [0, T] of each row's first token; one more entry closes the last row.
+        first: absolute position of each row's first token.
+        tables: page table of each row, in order of position.
+        slots: row of the bounded pools.
+        visible_from: attention sees no position below this one.
+        settled: positions below are final before the step. Recurrent checkpoints stand at the last
+            block boundary up to there; a row starts there or, in a draft, somewhat later.
+        settles: positions below are final after the step: the row's known tokens count, drafted
+            ones do not.
+        page_tokens: P.
+    """
+
+    starts: tuple[int, ...]
+    first: tuple[int, ...]
+    tables: tuple[Sequence[int], ...]
+    slots: tuple[int, ...]
+    visible_from: tuple[int, ...]
+    settled: tuple[int, ...]
+    settles: tuple[int, ...]
+    page_tokens: int
+
+    def length(self, row: int) -> int:
+        """Tokens of this row in the step."""
+        return self.starts[row + 1] - self.starts[row]
+
+
+@dataclass(frozen=True)
+class DeltaInputs:
+    """What the gated delta rule reads of the step's tokens; all float32.
+
+    Attributes:
+        q: [T, Hk, dk], unit length times dk^-0.5.
+        k: [T, Hk, dk], unit length.
+        v: [T, Hv, dv]; value head h belongs to key head h // (Hv / Hk).
+        decay: [T, Hv], the logarithm of the factor on the state, at most 0.
+        beta: [T, Hv], how much of the error is written, in (0, 1).
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    decay: Tensor
+    beta: Tensor
+
+
+@dataclass(frozen=True)
+class DeltaCaches:
+    """One layer's checkpoint and the ring of inputs since then; S0 is the state at a block's start.
+
+    The ring keeps for each position what later tokens of its block need: k, decay, beta, and
+    `error` = beta (v - exp(G) k S0), with G the sum of `decay` from the block's start up to and
+    including the position. So only new tokens ever read the state.
+
+    Attributes:
+        state: [rows, Hv, dk, dv] float32, the state before position block * floor(settled / block).
+        k: [rows, capacity, Hk, dk]; column of position p is p % capacity, here and below.
+        error: [rows, capacity, Hv, dv].
+        decay: [rows, capacity, Hv].
+        beta: [rows, capacity, Hv].
+        block: tokens of a block; at least the longest draft + 1.
+    """
+
+    state: Tensor
+    k: Tensor
+    error: Tensor
+    decay: Tensor
+    beta: Tensor
+    block: int
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A checkpoint that falls due because drafted tokens turned out to stay.
+
+    Attributes:
+        slot: its row in the bounded pools.
+        base: the position where the checkpoint stands; it moves on by one block.
+    """
+
+    slot: int
+    base: int
+
+
+@dataclass(frozen=True)
+class Placing:
+    """What happens to query and key heads before they meet.
+
+    Attributes:
+        norms: [H + K, D] weights of the norm of each head, queries first; None for no norm.
+        eps: of the norm.
+        cos: [T, 1, D], as Backend.rotary takes it.
+        sin: likewise.
+    """
+
+    norms: Tensor | None
+    eps: float
+    cos: Tensor
+    sin: Tensor
