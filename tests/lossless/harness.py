@@ -385,9 +385,9 @@ def poison(engine: Engine, kind: str) -> None:
     What a row may meet under a mask has to be finite, so there it is large numbers.
     """
     ledger, pools = engine.parts.ledger, engine.parts.pools
+    # What a row held is still read by a copy that the ledger has recorded before.
+    awaited = {source for source, _ in ledger._work.copies}
     if kind == "nan":
-        # A row that was given back is still read by a copy that the ledger has recorded before.
-        awaited = {source for source, _ in ledger._work.copies}
         rows = [row for row in (*ledger._free_slots, *ledger._free_points) if row not in awaited]
         for each in (pools, *drafter_pools(engine)):
             each.poison([SINK_PAGE, *ledger._free_pages], [SINK_SLOT, *rows], torch.nan)
@@ -399,7 +399,8 @@ def poison(engine: Engine, kind: str) -> None:
             for position in range(lease.computed, lease.capacity, ratio):
                 page, offset = divmod(position, size)
                 pool[:, lease.pages[page]].select(-2, offset // ratio).fill_(1e4)
-        _spoil_rings(engine, pools, lease.slot, lease.computed)
+        if lease.slot not in awaited:
+            _spoil_rings(engine, pools, lease.slot, lease.computed)
 
 
 def drafter_pools(engine: Engine) -> list[Pools]:
