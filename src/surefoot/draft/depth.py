@@ -39,7 +39,7 @@ class StepCost:
         rest_s: seconds for all of the step but drafting.
         draft_s: seconds in the drafter.
         drafted: tokens that the drafter proposed.
-        passes: the greatest depth among the drafts; a drafter with a model computes as often.
+        passes: the greatest depth that was asked for; a drafter with a model computes as often.
     """
 
     tokens: int

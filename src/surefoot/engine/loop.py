@@ -184,9 +184,9 @@ class Loop:
     def _measure(self, rows: Sequence[PlannedRow], draft_s: float, rest_s: float) -> None:
         """Tell the depth policy what decoding cost; steps with prompt chunks would mislead it."""
         if all(row.final and row.count == 1 for row in rows):
-            drafts = [len(row.drafts) for row in rows]
-            tokens, passes = len(rows) + sum(drafts), max(drafts, default=0)
-            self._depth.measure(StepCost(tokens, rest_s, draft_s, sum(drafts), passes))
+            drafted = sum(len(row.drafts) for row in rows)
+            asked = max((row.depth for row in rows), default=0)
+            self._depth.measure(StepCost(len(rows) + drafted, rest_s, draft_s, drafted, asked))
 
 
 def _committed(rows: Sequence[PlannedRow]) -> list[CommittedRow]:

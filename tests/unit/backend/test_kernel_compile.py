@@ -94,3 +94,20 @@ def test_kernels_compile_where_no_folder_can_be_made(small: Path) -> None:
 def test_kernels_compile_where_nothing_can_be_written(small: Path, tmp_path: Path) -> None:
     """As on a full disk."""
     assert answered(small, LIMITED, NUMBA_CACHE_DIR=str(tmp_path / "cache")) == 4
+
+
+@pytest.mark.parametrize("kind", ["*.nbi", "*.nbc"])
+def test_kernels_compile_where_what_is_kept_is_damaged(
+    kind: str, small: Path, tmp_path: Path
+) -> None:
+    """As after a loss of power."""
+    cache = {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    assert answered(small, **cache) == 4
+    kept = list((tmp_path / "cache").rglob(kind))
+    assert kept
+    for path in kept:
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    assert answered(small, **cache) == 4
+    for path in kept:
+        path.write_bytes(b"")
+    assert answered(small, **cache) == 4

@@ -7,7 +7,7 @@ import torch
 
 from surefoot.backend.cpu import CpuBackend
 from surefoot.step import Row, Step
-from tests.unit.backend.tiled import on_both
+from tests.unit.backend.tiled import KERNELS, on_both
 
 PAGE, HEADS, SIZE = 8, 2, 8
 
@@ -42,3 +42,11 @@ def test_a_damaged_sink_beside_short_rows_is_never_read(
 ) -> None:
     want = attended(backend, tables, padded=False, sink=0.0)
     assert torch.equal(attended(backend, tables, padded=True, sink=float("nan")), want)
+
+
+def test_a_page_table_that_is_too_short_is_noticed() -> None:
+    """Kernels do not look; the next row's table lies behind."""
+    rows = [Row([1], 3 * PAGE, 1, [1], 1, 0, 0, 3 * PAGE), Row([1], 0, 1, [2], 2, 0, 0, 0)]
+    operators = Step.of(rows, PAGE).build(KERNELS).rows
+    with pytest.raises(AssertionError, match="row 0 outgrows its page table"):
+        operators.paged_write(torch.zeros(4, HEADS, PAGE, SIZE), torch.zeros(2, HEADS, SIZE))

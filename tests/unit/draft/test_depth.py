@@ -229,3 +229,13 @@ def test_a_clock_that_sees_no_time_pass_does_no_harm() -> None:
         policy.learn(RequestId(1), depth, depth)
         policy.measure(StepCost(1 + depth, 1e-3, 0.0, depth, depth))
     assert policy.limits([request(1)], 0)[0] > 0
+
+
+def test_a_dear_drafter_that_finds_nothing_is_hardly_asked() -> None:
+    policy, asked = AutoDepth(CostCurve({1: 1.0, 2: 1.0, 8: 1.0}), CEILING), 0
+    for _ in range(300):
+        depth = policy.limits([request(1)], 0)[0]
+        asked += depth > 0
+        policy.learn(RequestId(1), 0, 0)
+        policy.measure(StepCost(1, 1.0, 5.0 * (depth > 0), 0, depth))
+    assert asked < 30

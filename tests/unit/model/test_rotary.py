@@ -185,3 +185,8 @@ def test_a_scalings_factor_spares_what_passes_through() -> None:
 def test_a_rotation_that_is_not_of_pairs_is_refused(size: int, rotated: int) -> None:
     with pytest.raises(ModelError, match=f"cannot turn {rotated} of a head's {size} numbers"):
         make_partial_rotary(size, rotated, 10000.0, {})
+
+
+def test_a_head_of_odd_size_is_refused() -> None:
+    with pytest.raises(ModelError, match="15 numbers of a head in pairs"):
+        make_rotary(15, 10000.0, None)

@@ -20,11 +20,11 @@ from surefoot.backend.cpu.linear import FastGated, RowInvariant, pack_fast, pack
 from surefoot.backend.cpu.rows import CompiledRows, are_float32, run_delta
 from surefoot.backend.noise import NoiseKey
 from surefoot.backend.operands import DeltaCaches, DeltaInputs, Fold, RowLayout
-from surefoot.backend.protocol import Capabilities, Linear, RowOperators
+from surefoot.backend.protocol import UNCHOSEN, Capabilities, Linear, RowOperators
 
 
 class CpuBackend(BlockwiseBackend):
-    """Operators in torch's CPU library, arranged so that no row's bits depend on another row."""
+    """Products of packed weights and compiled loops over rows: no row's bits depend on another."""
 
     def __init__(self, bitwise: bool = True) -> None:
         """Choose between forms that keep a row's bits however the work is cut, and the quickest."""
@@ -81,6 +81,7 @@ class CpuBackend(BlockwiseBackend):
         """See Backend."""
         if not are_float32(x, cos, sin):
             return super().rotary(x, cos, sin)
+        assert cos.shape == sin.shape == (x.shape[0], 1, x.shape[2]), "angles are for other heads"
         out = torch.empty(x.shape)
         rowwise.rotary(x.numpy(), cos.numpy()[:, 0], sin.numpy()[:, 0], out.numpy())
         return out
@@ -89,10 +90,11 @@ class CpuBackend(BlockwiseBackend):
         self, scores: Tensor, temperatures: Sequence[float], keys: Sequence[NoiseKey]
     ) -> list[int]:
         """See Backend."""
+        assert len(scores) == len(temperatures) == len(keys), "rows do not agree"
         tokens = np.empty(len(keys), np.int64)
         words = np.array(keys, dtype=np.int32).view(np.uint32).reshape(-1, 2)
         warmths = np.array(temperatures, dtype=np.float32)
-        choosing.choose(scores.contiguous().numpy(), warmths, words, tokens)
+        choosing.choose(scores.contiguous().numpy(), warmths, words, UNCHOSEN, tokens)
         found: list[int] = tokens.tolist()
         return found
 
@@ -114,7 +116,7 @@ class CpuBackend(BlockwiseBackend):
     def gate(self, x: Tensor, gate: Tensor) -> Tensor:
         """See Backend."""
         tokens, width = x.shape[0], x[0].numel() if len(x) else 0
-        fits = gate.shape in (x.shape, (tokens, 1)) and width
+        fits = width and (gate.shape == x.shape or (x.dim() == 2 and gate.shape == (tokens, 1)))
         if not fits or not are_float32(x, gate):
             return super().gate(x, gate)
         out = torch.empty(x.shape)

@@ -72,6 +72,7 @@ class CompiledRows:
         if not are_float32(q_and_k, v, pools[0]):
             return self._tiled.attend_pages(q_and_k, v, placing, pools, scale)
         tokens, heads, size = q_and_k.shape
+        assert placing.cos.shape == (tokens, 1, size), "angles are for other heads"
         out = torch.empty(tokens, heads - v.shape[1], size)
         attention.attend_pages(
             q_and_k.numpy(),
@@ -153,6 +154,9 @@ class CompiledRows:
     @cached_property
     def _by_table(self) -> Integers:
         """Rows as paged kernels read them."""
+        for row, (_, length, first) in enumerate(self._spans):
+            room = len(self._layout.tables[row]) * self._layout.page_tokens
+            assert length == 0 or first + length <= room, f"row {row} outgrows its page table"
         begins = np.cumsum([0, *(len(table) for table in self._layout.tables)])
         rows = [
             (*span, least, begin)

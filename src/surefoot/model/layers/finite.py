@@ -16,7 +16,7 @@ def finite_drafts(entries: Tensor, tentative: Tensor, backend: Backend) -> Tenso
     behind them that should not meet their damage.
 
     Args:
-        entries: [T, ...], written to.
+        entries: [T, n], written to.
         tentative: [n] indices of the drafted tokens, often none.
         backend: computes.
     """

@@ -38,8 +38,10 @@ def make_rotary(size: int, theta: float, scaling: Mapping[str, object] | None) -
     Supports the types default, linear, llama3 and yarn.
 
     Raises:
-        ModelError: another type of scaling or a missing number, named in the message.
+        ModelError: an odd size, another type of scaling, or a missing number; it is named.
     """
+    if size % 2:
+        raise ModelError(f"rope cannot turn {size} numbers of a head in pairs")
     plain = theta ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
     options = dict(scaling or {})
     if _number(options, "partial_rotary_factor", 1.0) != 1.0:

@@ -21,4 +21,4 @@ def prepare_kernels(progress: Callable[[str], None]) -> None:
     ]
     for number, kernel in enumerate(kernels, start=1):
         if kernel.prepare():
-            progress(f"compiling kernels, once after installation: {number} of {len(kernels)}")
+            progress(f"compiling kernels, at the first start: {number} of {len(kernels)}")

@@ -51,6 +51,12 @@ def sigmoid(x: np.float32) -> np.float32:
     return np.float32(_ONE / (_ONE + exp(-x)))
 
 
+@part
+def silu(x: np.float32) -> np.float32:
+    """X / (1 + e^-x)."""
+    return np.float32(x / (_ONE + exp(-x))) if not x < -_MOST else _ZERO
+
+
 @lanes
 def dot(a: Floats, b: Floats) -> np.float32:
     """Sum of a[i] b[i]."""

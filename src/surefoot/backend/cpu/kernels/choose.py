@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from surefoot.backend.cpu.kernels.algebra import Floats, Integers
 from surefoot.backend.cpu.kernels.compile import exact, exact_kernel
-from surefoot.backend.protocol import UNCHOSEN
 
 Words = npt.NDArray[np.uint32]
 
@@ -75,10 +74,11 @@ def _peak(scores: Floats) -> np.float32:
 
 @exact
 def _first(scores: Floats, peak: np.float32) -> int:
-    for i in range(scores.shape[0]):
-        if scores[i] == peak:
-            return i
-    return UNCHOSEN
+    """The lowest id with this score, which some token has."""
+    found = 0
+    while scores[found] != peak:
+        found += 1
+    return found
 
 
 @exact
@@ -112,13 +112,15 @@ def _draw(
     return winner
 
 
-@exact_kernel("void(f4[:,::1],f4[::1],u4[:,::1],i8[::1])")
-def choose(scores: Floats, temperatures: Floats, keys: Words, tokens: Integers) -> None:
+@exact_kernel("void(f4[:,::1],f4[::1],u4[:,::1],i8,i8[::1])")
+def choose(
+    scores: Floats, temperatures: Floats, keys: Words, unchosen: int, tokens: Integers
+) -> None:
     """See Backend.choose; scores [R, V], temperatures [R], keys [R, 2], tokens [R]."""
     for row in range(scores.shape[0]):
         peak, temperature = _peak(scores[row]), temperatures[row]
         if not np.isfinite(peak):
-            tokens[row] = UNCHOSEN
+            tokens[row] = unchosen
         elif temperature == 0:
             tokens[row] = _first(scores[row], peak)
         else:

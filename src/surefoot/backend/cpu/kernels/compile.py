@@ -48,7 +48,7 @@ class Kernel(Generic[P, R]):
         """Run it."""
         if self._compiled is None:
             self.prepare()
-        return cast(R, self._compiled(*args))  # type: ignore[misc]
+        return cast(R, self._compiled(*args, **kwargs))  # type: ignore[misc]
 
     def prepare(self) -> bool:
         """Compile it, or take what an earlier run has compiled; whether it had to be compiled."""
@@ -56,7 +56,7 @@ class Kernel(Generic[P, R]):
             return False
         try:
             made = self._make(keep=True)
-        except (RuntimeError, OSError):  # no folder to keep it in, or no room there
+        except Exception:  # no folder to keep it in, no room there, or what is kept is damaged
             made = self._make(keep=False)
         self._compiled = made
         return not made.stats.cache_hits

@@ -176,24 +176,22 @@ def _run_head(
             i, column = position - begin, position % capacity
             if position < first:
                 _recall(block, i, rings, (slot, column, key_head, head))
-                _write(block, i)
             else:
                 token = start + position - first
                 _meet(block, i, tokens, (token, key_head, head), state)
                 if position >= stop - capacity:  # what this column held has been read
                     _copy(block.found[0], rings.error[slot, column, head])
-                _write(block, i)
-                _answer(block, i, tokens.out[token, head])
-        if end < begin + size:
+            _write(block, i)
+            if position >= first:
+                _answer(block, i, tokens.out[start + position - first, head])
+        settles = end <= checkpoint
+        if end < begin + size or not (settles or end < stop):
             break
-        if end <= checkpoint:
-            _move(block, state)
-        elif end < stop:
-            if not tentative:
-                for d in range(state.shape[0]):
-                    _copy(state[d], block.state[d])
-                state, tentative = block.state, True
-            _move(block, state)
+        if not settles and not tentative:
+            for d in range(state.shape[0]):
+                _copy(state[d], block.state[d])
+            state, tentative = block.state, True
+        _move(block, state)
 
 
 @part

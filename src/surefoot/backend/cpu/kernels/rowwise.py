@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from surefoot.backend.cpu.kernels.algebra import Floats, Integers, dot, exp, norm_row, sigmoid
+from surefoot.backend.cpu.kernels.algebra import Floats, Integers, dot, norm_row, sigmoid, silu
 from surefoot.backend.cpu.kernels.compile import kernel, part
 
 Doubles = npt.NDArray[np.float64]
@@ -48,7 +48,7 @@ def gated_norm(x: Floats, gate: Floats, weight: Floats, eps: np.float32, out: Fl
             factor = _ONE / np.sqrt(mean + eps)
             for d in range(target.shape[0]):
                 opening = gate[t, h, d]
-                target[d] = target[d] * factor * weight[d] * (opening / (_ONE + exp(-opening)))
+                target[d] = target[d] * factor * weight[d] * silu(opening)
 
 
 @kernel("void(f4[:,:],f4[:,:],f4[:,::1])")
@@ -120,7 +120,7 @@ def causal_conv(x: Floats, ring: Floats, taps: Floats, rows: Integers, out: Floa
                 elif position >= 0:
                     _add_product(ring[slot, position % capacity], weight, target)
             for d in range(target.shape[0]):
-                target[d] = target[d] / (_ONE + exp(-target[d]))
+                target[d] = silu(target[d])
 
 
 @kernel("void(f4[:,:],i8[::1])")
