@@ -96,7 +96,7 @@ def rms_norm(backend: Backend, seed: int) -> Sequence[Tensor]:
 def pack_gated(backend: Backend, seed: int) -> Sequence[Tensor]:
     rng, draws = _sources(seed)
     outputs, inputs = rng.randint(1, 200), rng.randint(1, 200)
-    weight = 3 * torch.randn(2 * outputs, inputs, generator=draws) / inputs**0.5
+    weight = torch.randn(2 * outputs, inputs, generator=draws) / inputs**0.5
     bias = torch.randn(2 * outputs, generator=draws)
     x = torch.randn(rng.randrange(40), inputs, generator=draws).to(backend.device)
     return [backend.pack_gated(weight, added)(x) for added in (None, bias)]
