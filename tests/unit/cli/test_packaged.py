@@ -1,8 +1,7 @@
-"""The commands on the packaged model; slow, so only in the deep runs."""
+"""The commands on the packaged models; slow, so only in the deep runs."""
 
 import pytest
 
-from surefoot.cli.options import DEFAULT_MODEL
 from tests.unit.cli.commands import Run
 
 pytestmark = pytest.mark.deep
@@ -17,12 +16,12 @@ def test_generate_compares_on_real_weights(surefoot: Run) -> None:
 
 
 def test_generate_knows_the_capital(surefoot: Run) -> None:
-    done = surefoot("generate", DEFAULT_MODEL, "The capital of France is", "--max-tokens", 8)
+    done = surefoot("generate", "smollm2", "The capital of France is", "--max-tokens", 8)
     assert "Paris" in done.out
 
 
 def test_inspect_reads_the_header(surefoot: Run) -> None:
-    done = surefoot("inspect", "--json")
+    done = surefoot("inspect", "smollm2", "--json")
     assert done.json["layers"] == ["full"] * 30
     assert 130e6 < done.json["parameters"] < 140e6
 
