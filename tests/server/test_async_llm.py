@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 
 import pytest
 
-from surefoot.async_llm import AsyncLLM
+from surefoot.async_llm import AsyncLLM, AsyncStream
 from surefoot.engine.models import LoadedModel
 from surefoot.errors import EngineClosedError, PromptError, SettingError
 from surefoot.llm import LLM
@@ -92,12 +92,23 @@ def test_pieces_come_while_the_engine_runs_on(engine: SteppedEngine) -> None:
     with_llm(engine, main)
 
 
+async def while_steps_pass(
+    engine: SteppedEngine, submitting: Coroutine[object, object, AsyncStream]
+) -> AsyncStream:
+    """Requests are taken in between steps, and a held engine may be waiting inside of one."""
+    task = asyncio.ensure_future(submitting)
+    while not task.done():
+        engine.let(1)
+        await asyncio.sleep(0.01)
+    return await task
+
+
 def test_closing_a_stream_ends_its_requests(engine: SteppedEngine) -> None:
     async def main(llm: AsyncLLM) -> None:
         engine.hold()
-        kept = await llm.submit(["abc"], params(40, ignore_eos=True))
-        engine.let(1)
-        dropped = await llm.submit(["abc", "xyz"], params(100, n=2, ignore_eos=True))
+        kept = await llm.submit(["abc"], params(200, ignore_eos=True))
+        submitting = llm.submit(["abc", "xyz"], params(100, n=2, ignore_eos=True))
+        dropped = await while_steps_pass(engine, submitting)
         engine.let(4)
         await anext(dropped)
         dropped.close()
@@ -107,7 +118,7 @@ def test_closing_a_stream_ends_its_requests(engine: SteppedEngine) -> None:
         engine.let(2)
         await until(lambda: engine.usage.running + engine.usage.waiting == 1)
         engine.release()
-        assert len((await kept.completions())[0].token_ids) == 40
+        assert len((await kept.completions())[0].token_ids) == 200
         kept.close()
 
     with_llm(engine, main)
