@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
 
-from surefoot.async_llm import AsyncLLM, AsyncStream
+from surefoot.async_llm import AsyncLLM
 from surefoot.engine.models import LoadedModel
 from surefoot.errors import EngineClosedError, PromptError, SettingError
 from surefoot.llm import LLM
 from surefoot.params import SamplingParams
-from tests.server.serving import PATIENCE_S, SteppedEngine, engine_of, until
+from tests.server.serving import PATIENCE_S, SteppedEngine, engine_of, step_until, until
 
 PROMPTS = ["abc", "xyz xyz xyz", "q"]
 
@@ -92,23 +92,16 @@ def test_pieces_come_while_the_engine_runs_on(engine: SteppedEngine) -> None:
     with_llm(engine, main)
 
 
-async def while_steps_pass(
-    engine: SteppedEngine, submitting: Coroutine[object, object, AsyncStream]
-) -> AsyncStream:
-    """Requests are taken in between steps, and a held engine may be waiting inside of one."""
-    task = asyncio.ensure_future(submitting)
-    while not task.done():
-        engine.let(1)
-        await asyncio.sleep(0.01)
-    return await task
-
-
 def test_closing_a_stream_ends_its_requests(engine: SteppedEngine) -> None:
     async def main(llm: AsyncLLM) -> None:
         engine.hold()
         kept = await llm.submit(["abc"], params(200, ignore_eos=True))
-        submitting = llm.submit(["abc", "xyz"], params(100, n=2, ignore_eos=True))
-        dropped = await while_steps_pass(engine, submitting)
+        # Requests are taken in between steps, and a held engine may be waiting inside of one.
+        coming = asyncio.ensure_future(
+            llm.submit(["abc", "xyz"], params(100, n=2, ignore_eos=True))
+        )
+        await step_until(engine, coming.done)
+        dropped = await coming
         engine.let(4)
         await anext(dropped)
         dropped.close()

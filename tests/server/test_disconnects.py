@@ -8,7 +8,16 @@ from collections.abc import Iterator
 import pytest
 
 from surefoot.engine.models import LoadedModel
-from tests.server.serving import CHAT, COMPLETIONS, PATIENCE_S, Call, Served, served, until
+from tests.server.serving import (
+    CHAT,
+    COMPLETIONS,
+    PATIENCE_S,
+    Call,
+    Served,
+    served,
+    step_until,
+    until,
+)
 
 LONG = {"max_tokens": 200, "ignore_eos": True}
 
@@ -72,17 +81,20 @@ def test_a_client_that_never_leaves_keeps_its_slot(tiny: Served) -> None:
     tiny.assert_at_rest()
 
 
+def in_the_house(tiny: Served) -> int:
+    return tiny.engine.usage.running + tiny.engine.usage.waiting
+
+
 def test_a_waiting_request_leaves_the_line(tiny: Served) -> None:
     async def main() -> None:
         tiny.engine.hold()
         calls = [Call(CHAT, chat(letter)) for letter in "abcd"]
         runs = [asyncio.ensure_future(call.run(tiny.app)) for call in calls]
-        tiny.engine.let(2)
-        await until(lambda: tiny.engine.usage.running + tiny.engine.usage.waiting == 4)
+        # Requests are taken in between steps, however late they come.
+        await step_until(tiny.engine, lambda: in_the_house(tiny) == 4)
         calls[3].leave()
         await runs[3]
-        tiny.engine.let(1)
-        await until(lambda: tiny.engine.usage.running + tiny.engine.usage.waiting == 3)
+        await step_until(tiny.engine, lambda: in_the_house(tiny) == 3)
         for call in calls:
             call.leave()
         await asyncio.gather(*runs)

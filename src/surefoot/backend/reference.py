@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import psutil
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from surefoot.backend.angles import rotary_angles
 from surefoot.backend.noise import NoiseField, NoiseKey
 from surefoot.backend.operands import DeltaCaches, Fold, RowLayout
 from surefoot.backend.order import argmax_rows, temper
@@ -138,18 +138,13 @@ class ReferenceBackend:
 
     def clean(self, entries: Tensor, tokens: Tensor) -> None:
         """See Backend."""
-        cleaned = entries.index_select(0, tokens).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-        entries.index_copy_(0, tokens, cleaned)
+        entries[tokens] = torch.where(entries[tokens].isfinite(), entries[tokens], 0.0)
 
     def angles(
         self, positions: Tensor, frequencies: Tensor, factor: float, passing: int
     ) -> tuple[Tensor, Tensor]:
         """See Backend."""
-        angles = positions.double()[:, None] * frequencies.to(positions.device)
-        cos = F.pad(angles.cos() * factor, (0, passing), value=1.0)
-        sin = F.pad(angles.sin() * factor, (0, passing))
-        both = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
-        return both[0].float()[:, None], both[1].float()[:, None]
+        return rotary_angles(positions, frequencies, factor, passing)
 
     def gate(self, x: Tensor, gate: Tensor) -> Tensor:
         """See Backend."""

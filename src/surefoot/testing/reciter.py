@@ -21,12 +21,13 @@ So a lost or damaged state, a lost page, a convolution that forgets: all end in 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+
+from surefoot.testing.tiny_hybrids import DENSE, TinyHybridSizes, make_hybrid_config
 
 VOCAB = 64
 STOP = 0
@@ -46,38 +47,28 @@ _CERTAINTY = 1.2
 def write_reciter(folder: Path) -> Path:
     """Write config.json and model.safetensors, in float32, under transformers' names."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(_CONFIG, indent=1))
+    (folder / "config.json").write_text(json.dumps(make_hybrid_config(DENSE, _SIZES), indent=1))
     save_file(_tensors(), folder / "model.safetensors")
     return folder
 
 
-_CONFIG: Mapping[str, object] = {
-    "architectures": ["Qwen3_5ForCausalLM"],
-    "model_type": "qwen3_5_text",
-    "vocab_size": VOCAB,
-    "hidden_size": _HIDDEN,
-    "intermediate_size": _INNER,
-    "num_hidden_layers": 2,
-    "layer_types": ["linear_attention", "full_attention"],
-    "num_attention_heads": 1,
-    "num_key_value_heads": 1,
-    "head_dim": _HEAD,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 2,
-    "linear_key_head_dim": _KEYS,
-    "linear_value_head_dim": VOCAB,
-    "linear_conv_kernel_dim": _TAPS,
-    "max_position_embeddings": 4096,
-    "mtp_num_hidden_layers": 1,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "rope_parameters": {
-        "rope_type": "default",
-        "rope_theta": 10000.0,
-        "partial_rotary_factor": _ROTATED / _HEAD,
-    },
-}
+_SIZES = TinyHybridSizes(
+    vocab=VOCAB,
+    hidden=_HIDDEN,
+    inner=_INNER,
+    layers=2,
+    interval=2,
+    heads=1,
+    key_heads=1,
+    head_dim=_HEAD,
+    rotary=_ROTATED / _HEAD,
+    linear_key_heads=2,
+    linear_value_heads=2,
+    linear_key_size=_KEYS,
+    linear_value_size=VOCAB,
+    taps=_TAPS,
+    positions=4096,
+)
 
 
 def _tensors() -> dict[str, Tensor]:

@@ -21,14 +21,15 @@ from torch import Tensor
 
 from surefoot.testing.tiny_models import LEAST_TEXT_VOCAB, write_tokenizer
 
+DENSE = "Qwen3_5ForCausalLM"
 NEXT = "Qwen3NextForCausalLM"
 _WRAPPERS = {
-    "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
+    "Qwen3_5ForConditionalGeneration": DENSE,
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
 }
 _MODEL_TYPES = {
     NEXT: "qwen3_next",
-    "Qwen3_5ForCausalLM": "qwen3_5_text",
+    DENSE: "qwen3_5_text",
     "Qwen3_5MoeForCausalLM": "qwen3_5_moe_text",
     "Qwen3_5ForConditionalGeneration": "qwen3_5",
     "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe",

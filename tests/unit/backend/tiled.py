@@ -22,7 +22,7 @@ class TiledBackend(CpuBackend):
     fold_delta = BlockwiseBackend.fold_delta
 
     def rows(self, layout: RowLayout) -> RowOperators:
-        return BlockwiseRows(layout, self._tiles, self.device)
+        return BlockwiseRows(layout, self._widths, self.device)
 
 
 TILED = TiledBackend(bitwise=True)

@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from surefoot.backend.angles import rotary_angles
 from surefoot.backend.blockwise.attention import BlockwiseRows, Widths
 from surefoot.backend.blockwise.choose import choose
 from surefoot.backend.blockwise.experts import pack_experts, top_k
@@ -72,11 +72,7 @@ class BlockwiseBackend(ABC):
         self, positions: Tensor, frequencies: Tensor, factor: float, passing: int
     ) -> tuple[Tensor, Tensor]:
         """See Backend."""
-        angles = positions.double()[:, None] * frequencies.to(positions.device)
-        cos = F.pad(angles.cos() * factor, (0, passing), value=1.0)
-        sin = F.pad(angles.sin() * factor, (0, passing))
-        both = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
-        return both[0].float()[:, None], both[1].float()[:, None]
+        return rotary_angles(positions, frequencies, factor, passing)
 
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """See Backend."""

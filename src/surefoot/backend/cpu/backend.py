@@ -39,8 +39,7 @@ class CpuBackend(BlockwiseBackend):
         self.invariant = RowInvariant()
         self._tile_widths: dict[ProductShape, int] = {}
         self._new_widths: dict[DeltaShape, int] = {}
-        self._tiles = Widths(self._tile_width, self._new_width)
-        super().__init__(torch.device("cpu"), self._tiles)
+        super().__init__(torch.device("cpu"), Widths(self._tile_width, self._new_width))
 
     def prepare(self, progress: Callable[[str], None]) -> None:
         """See Backend: compile the kernels."""
@@ -61,7 +60,7 @@ class CpuBackend(BlockwiseBackend):
 
     def rows(self, layout: RowLayout) -> RowOperators:
         """See Backend."""
-        return CompiledRows(layout, self._tiles)
+        return CompiledRows(layout, self._widths)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See Backend."""

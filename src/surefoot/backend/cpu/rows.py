@@ -194,10 +194,8 @@ class CompiledRows:
 
 def are_float32(*tensors: Tensor) -> bool:
     """Whether kernels can take these."""
-    for tensor in tensors:  # noqa: SIM110 -- a generator would cost as much as a small kernel
-        if tensor.dtype != torch.float32:
-            return False
-    return True
+    dtypes = [tensor.dtype for tensor in tensors]
+    return dtypes.count(torch.float32) == len(dtypes)
 
 
 def run_delta(inputs: DeltaInputs, caches: DeltaCaches, rows: Integers) -> Tensor:

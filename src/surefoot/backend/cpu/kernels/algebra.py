@@ -76,6 +76,23 @@ def sum_of(a: Floats) -> np.float32:
 
 
 @part
+def copy(source: Floats, target: Floats) -> None:
+    """Target = source."""
+    for d in range(target.shape[0]):
+        target[d] = source[d]
+
+
+@part
+def rotate_row(x: Floats, cos: Floats, sin: Floats) -> None:
+    """X * cos + swapped_halves(x) * sin, in place."""
+    half = x.shape[0] // 2
+    for d in range(half):
+        a, b = x[d], x[half + d]
+        x[d] = a * cos[d] + b * sin[d]
+        x[half + d] = b * cos[half + d] + a * sin[half + d]
+
+
+@part
 def norm_row(x: Floats, weight: Floats, eps: np.float32) -> None:
     """X / sqrt(mean(x^2) + eps) * weight, in place."""
     mean = dot(x, x) / np.float32(x.shape[0])

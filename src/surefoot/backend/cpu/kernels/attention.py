@@ -14,10 +14,12 @@ from surefoot.backend.cpu.kernels.algebra import (
     Floats,
     Integers,
     accumulate_two,
+    copy,
     dot,
     exp,
     greatest,
     norm_row,
+    rotate_row,
     sum_of,
 )
 from surefoot.backend.cpu.kernels.compile import kernel, part
@@ -75,10 +77,39 @@ def _add_values(weights: Floats, at: int, values: Floats, sums: Floats) -> None:
 
 
 @part
-def _put_output(sums: Floats, total: np.float32, out: Floats) -> None:
-    factor = _ONE / total
-    for d in range(out.shape[0]):
-        out[d] = sums[d] * factor
+def _weigh_tile(
+    scores: Floats, group: int, position: int, least: int, window: int, low: int
+) -> Floats:
+    """Turn the scores of a tile into weights.
+
+    Args:
+        scores: [queries, keys].
+        group: queries of one token.
+        position: of the first token.
+        least: positions below are not seen,
+        window: nor those further back.
+        low: position of the first key.
+
+    Returns:
+        [queries] sums of the weights.
+    """
+    totals = np.ones(scores.shape[0], np.float32)
+    for i in range(scores.shape[0]):
+        after = position + i // group + 1
+        totals[i] = _weigh(scores[i], max(least, after - window) - low, after - low)
+    return totals
+
+
+@part
+def _put_outputs(
+    sums: Floats, totals: Floats, group: int, token: int, head: int, out: Floats
+) -> None:
+    """Divide by the sums of weights; outputs go to tokens from `token` on, from `head` on."""
+    for i in range(totals.shape[0]):
+        source, target = sums[i], out[token + i // group, head + i % group]
+        factor = _ONE / totals[i]
+        for d in range(target.shape[0]):
+            target[d] = source[d] * factor
 
 
 @part
@@ -120,10 +151,8 @@ def _attend(
                     keys = _page(k_pool, table, head, low, high)
                     _score(tile[:queries], keys, scores, low - least)
                     low = high
-                totals = np.ones(even, np.float32)
-                for i in range(queries):
-                    seen = first + begin + i // group + 1 - least
-                    totals[i] = _weigh(scores[i], 0, seen)
+                position = first + begin
+                totals = _weigh_tile(scores[:queries], group, position, least, stop, least)
                 sums = np.zeros((even, size), np.float32)
                 low = least
                 while low < stop:
@@ -131,9 +160,7 @@ def _attend(
                     values = _page(v_pool, table, head, low, high)
                     _add_values(scores, low - least, values, sums)
                     low = high
-                for i in range(queries):
-                    target = out[token + i // group, head * group + i % group]
-                    _put_output(sums[i], totals[i], target)
+                _put_outputs(sums, totals, group, token, head * group, out)
 
 
 @kernel("void(f4[:,:,::1],f4[:,:,:,::1],f4[:,:,:,::1],f4,i8[:,::1],i8[::1],f4[:,:,::1])")
@@ -166,15 +193,10 @@ def _place(
     x: Floats, norms: Floats, eps: np.float32, cos: Floats, sin: Floats, out: Floats
 ) -> None:
     """Norm a head [D] if there are weights, norms [D] or [0], and rotate it."""
-    for d in range(out.shape[0]):
-        out[d] = x[d]
+    copy(x, out)
     if norms.shape[0]:
         norm_row(out, norms, eps)
-    half = out.shape[0] // 2
-    for d in range(half):
-        a, b = out[d], out[half + d]
-        out[d] = a * cos[d] + b * sin[d]
-        out[half + d] = b * cos[half + d] + a * sin[half + d]
+    rotate_row(out, cos, sin)
 
 
 @kernel(
@@ -224,9 +246,7 @@ def attend_pages(
             for head in range(k_pool.shape[1]):
                 source, target = q_and_k[token, heads + head], k_pool[page, head, column]
                 _place(source, norms[heads + head], eps, cos[token], sin[token], target)
-                target = v_pool[page, head, column]
-                for d in range(target.shape[0]):
-                    target[d] = v[token, head, d]
+                copy(v[token, head], v_pool[page, head, column])
     _attend(q, k_pool, v_pool, scale, rows, pages, out)
 
 
@@ -235,13 +255,12 @@ def _gather(ring: Floats, own: Floats, row: Integers, head: int, low: int, entri
     """Entries of positions from `low` on, of the ring up to the row's first, then of the step."""
     start, _, first, _, slot = row
     for j in range(entries.shape[0]):
-        position, target = low + j, entries[j]
+        position = low + j
         if position < first:
             source = ring[slot, position % ring.shape[1], head]
         else:
             source = own[start + position - first, head]
-        for d in range(target.shape[0]):
-            target[d] = source[d]
+        copy(source, entries[j])
 
 
 @kernel(
@@ -288,14 +307,9 @@ def window_attention(
                 _take_queries(q, token, head * group, group, scale, tile[:queries])
                 _gather(k_ring, k, rows[row], head, low, entries)
                 _score(tile[:queries], entries, scores, 0)
-                totals = np.ones(even, np.float32)
-                for i in range(queries):
-                    after = first + begin + i // group + 1
-                    seen = max(least, after - window)
-                    totals[i] = _weigh(scores[i], seen - low, after - low)
+                position = first + begin
+                totals = _weigh_tile(scores[:queries], group, position, least, window, low)
                 _gather(v_ring, v, rows[row], head, low, entries)
                 sums = np.zeros((even, size), np.float32)
                 _add_values(scores, 0, entries, sums)
-                for i in range(queries):
-                    target = out[token + i // group, head * group + i % group]
-                    _put_output(sums[i], totals[i], target)
+                _put_outputs(sums, totals, group, token, head * group, out)

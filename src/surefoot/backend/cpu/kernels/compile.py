@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, ParamSpec, TypeVar, cast
 
 from numba import njit
 from numba.core.registry import CPUDispatcher
+
+log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -48,7 +51,8 @@ class Kernel(Generic[P, R]):
         """Run it."""
         if self._compiled is None:
             self.prepare()
-        return cast(R, self._compiled(*args, **kwargs))  # type: ignore[misc]
+        assert self._compiled is not None, "prepared"
+        return cast(R, self._compiled(*args, **kwargs))
 
     def prepare(self) -> bool:
         """Compile it, or take what an earlier run has compiled; whether it had to be compiled."""
@@ -56,7 +60,8 @@ class Kernel(Generic[P, R]):
             return False
         try:
             made = self._make(keep=True)
-        except Exception:  # no folder to keep it in, no room there, or what is kept is damaged
+        except Exception as error:  # no folder, no room, or what is kept is damaged: many types
+            log.info("%s is compiled without a copy on disk: %r", self._function.__name__, error)
             made = self._make(keep=False)
         self._compiled = made
         return not made.stats.cache_hits

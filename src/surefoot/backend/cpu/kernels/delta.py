@@ -23,6 +23,7 @@ from surefoot.backend.cpu.kernels.algebra import (
     Integers,
     accumulate,
     accumulate_two,
+    copy,
     dot,
     exp,
 )
@@ -72,12 +73,6 @@ class Block(NamedTuple):
 
 
 @part
-def _copy(source: Floats, target: Floats) -> None:
-    for d in range(target.shape[0]):
-        target[d] = source[d]
-
-
-@part
 def _fade(decay: np.float32) -> np.float32:
     """e^decay, or zero where it is below all rounding.
 
@@ -97,8 +92,8 @@ def _unless_tiny(x: np.float32) -> np.float32:
 def _recall(block: Block, i: int, rings: Rings, place: tuple[int, int, int, int]) -> None:
     """Position i of a block from the ring."""
     slot, column, key_head, head = place
-    _copy(rings.k[slot, column, key_head], block.keys[i])
-    _copy(rings.error[slot, column, head], block.writes[i])
+    copy(rings.k[slot, column, key_head], block.keys[i])
+    copy(rings.error[slot, column, head], block.writes[i])
     block.sums[i] = rings.decay[slot, column, head] + (block.sums[i - 1] if i else _ZERO)
     block.betas[i] = rings.beta[slot, column, head]
 
@@ -109,9 +104,9 @@ def _meet(block: Block, i: int, tokens: Tokens, place: tuple[int, int, int], sta
     token, key_head, head = place
     key, query = block.pair[0], block.pair[1]
     error, output = block.found[0], block.found[1]
-    _copy(tokens.k[token, key_head], key)
-    _copy(tokens.q[token, key_head], query)
-    _copy(key, block.keys[i])
+    copy(tokens.k[token, key_head], key)
+    copy(tokens.q[token, key_head], query)
+    copy(key, block.keys[i])
     block.sums[i] = tokens.decay[token, head] + (block.sums[i - 1] if i else _ZERO)
     block.betas[i] = tokens.beta[token, head]
     block.found[:] = _ZERO
@@ -120,7 +115,7 @@ def _meet(block: Block, i: int, tokens: Tokens, place: tuple[int, int, int], sta
     for d in range(error.shape[0]):
         error[d] = _unless_tiny(beta * (tokens.v[token, head, d] - fade * error[d]))
         output[d] = fade * output[d]
-    _copy(error, block.writes[i])
+    copy(error, block.writes[i])
 
 
 @part
@@ -139,7 +134,7 @@ def _answer(block: Block, i: int, out: Floats) -> None:
         near = _fade(block.sums[i] - block.sums[j]) * dot(block.pair[1], block.keys[j])
         block.factors[j] = near
     accumulate(block.factors[: i + 1], block.writes, block.found[1])
-    _copy(block.found[1], out)
+    copy(block.found[1], out)
 
 
 @part
@@ -180,7 +175,7 @@ def _run_head(
                 token = start + position - first
                 _meet(block, i, tokens, (token, key_head, head), state)
                 if position >= stop - capacity:  # what this column held has been read
-                    _copy(block.found[0], rings.error[slot, column, head])
+                    copy(block.found[0], rings.error[slot, column, head])
             _write(block, i)
             if position >= first:
                 _answer(block, i, tokens.out[start + position - first, head])
@@ -189,7 +184,7 @@ def _run_head(
             break
         if not settles and not tentative:
             for d in range(state.shape[0]):
-                _copy(state[d], block.state[d])
+                copy(state[d], block.state[d])
             state, tentative = block.state, True
         _move(block, state)
 
@@ -202,7 +197,7 @@ def _keep_inputs(row: Integers, tokens: Tokens, rings: Rings) -> None:
     for i in range(max(0, count - capacity), count):
         token, column = start + i, (first + i) % capacity
         for head in range(rings.k.shape[2]):
-            _copy(tokens.k[token, head], rings.k[slot, column, head])
+            copy(tokens.k[token, head], rings.k[slot, column, head])
         for head in range(rings.decay.shape[2]):
             rings.decay[slot, column, head] = tokens.decay[token, head]
             rings.beta[slot, column, head] = tokens.beta[token, head]

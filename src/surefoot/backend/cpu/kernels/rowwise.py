@@ -5,19 +5,21 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from surefoot.backend.cpu.kernels.algebra import Floats, Integers, dot, norm_row, sigmoid, silu
+from surefoot.backend.cpu.kernels.algebra import (
+    Floats,
+    Integers,
+    copy,
+    norm_row,
+    rotate_row,
+    sigmoid,
+    silu,
+)
 from surefoot.backend.cpu.kernels.compile import kernel, part
 
 Doubles = npt.NDArray[np.float64]
 
 _ZERO = np.float32(0)
 _ONE = np.float32(1)
-
-
-@part
-def _copy(source: Floats, target: Floats) -> None:
-    for d in range(target.shape[0]):
-        target[d] = source[d]
 
 
 @kernel("void(f4[:,:,:],f4[:,::1],f4,f4[:,:,::1])")
@@ -33,7 +35,7 @@ def rms_norm(x: Floats, weight: Floats, eps: np.float32, out: Floats) -> None:
     for t in range(x.shape[0]):
         for h in range(x.shape[1]):
             target = out[t, h]
-            _copy(x[t, h], target)
+            copy(x[t, h], target)
             norm_row(target, weight[h % weight.shape[0]], eps)
 
 
@@ -43,12 +45,10 @@ def gated_norm(x: Floats, gate: Floats, weight: Floats, eps: np.float32, out: Fl
     for t in range(x.shape[0]):
         for h in range(x.shape[1]):
             target = out[t, h]
-            _copy(x[t, h], target)
-            mean = dot(target, target) / np.float32(target.shape[0])
-            factor = _ONE / np.sqrt(mean + eps)
+            copy(x[t, h], target)
+            norm_row(target, weight, eps)
             for d in range(target.shape[0]):
-                opening = gate[t, h, d]
-                target[d] = target[d] * factor * weight[d] * silu(opening)
+                target[d] = target[d] * silu(gate[t, h, d])
 
 
 @kernel("void(f4[:,:],f4[:,:],f4[:,::1])")
@@ -67,14 +67,10 @@ def gate(x: Floats, opening: Floats, out: Floats) -> None:
 @kernel("void(f4[:,:,:],f4[:,:],f4[:,:],f4[:,:,::1])")
 def rotary(x: Floats, cos: Floats, sin: Floats, out: Floats) -> None:
     """See Backend.rotary; x and out [T, heads, D], cos and sin [T, D]."""
-    half = x.shape[2] // 2
     for t in range(x.shape[0]):
         for h in range(x.shape[1]):
-            target = out[t, h]
-            for d in range(half):
-                a, b = x[t, h, d], x[t, h, half + d]
-                target[d] = a * cos[t, d] + b * sin[t, d]
-                target[half + d] = b * cos[t, half + d] + a * sin[t, half + d]
+            copy(x[t, h], out[t, h])
+            rotate_row(out[t, h], cos[t], sin[t])
 
 
 @kernel("void(f4[:,:],f4[:,:],f4[::1],f4[::1],f4[:,::1],f4[:,::1])")

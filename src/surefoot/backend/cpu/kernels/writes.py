@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from surefoot.backend.cpu.kernels.algebra import Floats, Integers
+from surefoot.backend.cpu.kernels.algebra import Floats, Integers, copy
 from surefoot.backend.cpu.kernels.compile import kernel
 
 
@@ -22,9 +22,7 @@ def paged_write(pool: Floats, entries: Floats, rows: Integers, pages: Integers) 
         for i in range(count):
             page, place = pages[table + (first + i) // page_tokens], (first + i) % page_tokens
             for head in range(pool.shape[1]):
-                target = pool[page, head, place]
-                for d in range(target.shape[0]):
-                    target[d] = entries[start + i, head, d]
+                copy(entries[start + i, head], pool[page, head, place])
 
 
 @kernel("void(f4[:,:,::1],f4[:,:],i8[:,::1])")
@@ -40,6 +38,4 @@ def ring_write(ring: Floats, entries: Floats, rows: Integers) -> None:
     for row in range(rows.shape[0]):
         start, count, first, _, slot = rows[row]
         for i in range(max(0, count - capacity), count):
-            target = ring[slot, (first + i) % capacity]
-            for d in range(target.shape[0]):
-                target[d] = entries[start + i, d]
+            copy(entries[start + i], ring[slot, (first + i) % capacity])
