@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
@@ -26,7 +27,11 @@ from surefoot.errors import PromptError, SettingError
 from surefoot.params import SamplingParams
 
 if TYPE_CHECKING:
-    from surefoot.cli.session import Job, Session
+    from surefoot.cli.session import Job, Run, Session
+
+# `--compare` does jobs again up to so many runs, while less than this has been spent.
+_RUNS = 9
+_REPEATED_S = 4.0
 
 
 def generate(
@@ -89,9 +94,9 @@ def _compared(session: Session, jobs: Sequence[Job], screen: Screen, json: bool)
     with opened_plain(session) as plain:
         session.warm_up()
         plain.warm_up()
-        run = answer(session, jobs, screen, quiet=json)
-        base = run_counting(plain, jobs, screen, "the same without drafter")
-    comparison = Comparison.of(run, base)
+        runs, bases = _in_turn(session, plain, jobs, screen, quiet=json)
+    run, base = runs[0], bases[0]
+    comparison = Comparison.of(runs, bases)
     if json:
         entries = result_entries(run.results)
         screen.json({"results": entries, "comparison": comparison.entry()})
@@ -100,6 +105,19 @@ def _compared(session: Session, jobs: Sequence[Job], screen: Screen, json: bool)
             screen.note(line, style=None)
     failed = warn_of_failures(run, screen) + warn_of_failures(base, screen)
     return 0 if comparison.identical and not failed else 1
+
+
+def _in_turn(
+    session: Session, plain: Session, jobs: Sequence[Job], screen: Screen, quiet: bool
+) -> tuple[list[Run], list[Run]]:
+    """Runs of both in turn. Short ones are repeated: one alone would time the machine's moods."""
+    end = perf_counter() + _REPEATED_S
+    runs = [answer(session, jobs, screen, quiet)]
+    bases = [run_counting(plain, jobs, screen, "the same without drafter")]
+    while len(runs) < _RUNS and perf_counter() < end:
+        runs.append(run_counting(session, jobs, screen, "again"))
+        bases.append(run_counting(plain, jobs, screen, "again without drafter"))
+    return runs, bases
 
 
 def _seeded(job: Job) -> Job:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import TYPE_CHECKING
 
 from surefoot.cli.show import amount
@@ -68,7 +69,8 @@ class Comparison:
         tokens_per_s: speed with the drafter, from the first new token to the last.
         plain_tokens_per_s: speed without.
         accept_length: tokens committed per verify row.
-        identical: whether every token of every sample is the same.
+        identical: whether every token of every sample is the same, every time.
+        times: how often each was done; the speeds are medians.
     """
 
     drafter: str
@@ -76,16 +78,20 @@ class Comparison:
     plain_tokens_per_s: float
     accept_length: float
     identical: bool
+    times: int
 
     @classmethod
-    def of(cls, run: Run, plain: Run) -> Comparison:
-        """Compare a run with one of the same jobs without drafter."""
+    def of(cls, runs: Sequence[Run], plain: Sequence[Run]) -> Comparison:
+        """Compare runs with as many of the same jobs without drafter."""
+        results = runs[0].results
+        tokens = runs[0].token_ids
         return cls(
-            drafter=run.results[0].speculation.drafter,
-            tokens_per_s=run.tokens_per_s,
-            plain_tokens_per_s=plain.tokens_per_s,
-            accept_length=accept_length(run.results),
-            identical=run.token_ids == plain.token_ids,
+            drafter=results[0].speculation.drafter,
+            tokens_per_s=median(run.tokens_per_s for run in runs),
+            plain_tokens_per_s=median(run.tokens_per_s for run in plain),
+            accept_length=accept_length(results),
+            identical=all(run.token_ids == tokens for run in (*runs, *plain)),
+            times=len(runs),
         )
 
     @property
@@ -104,6 +110,10 @@ class Comparison:
             f"{self.drafter:{width}}  {self.tokens_per_s:8.1f} tok/s, "
             f"accept length {self.accept_length:.2f}",
             f"{'no drafter':{width}}  {self.plain_tokens_per_s:8.1f} tok/s",
-            f"{'speedup':{width}}  {self.speedup:8.2f}x",
+            f"{'speedup':{width}}  {self.speedup:8.2f}x{_of_runs(self.times)}",
             f"output identical: {'yes' if self.identical else 'no'}",
         ]
+
+
+def _of_runs(times: int) -> str:
+    return f", medians of {times} runs in turn" if times > 1 else ""

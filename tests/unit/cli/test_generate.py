@@ -147,6 +147,7 @@ def test_compare_finds_the_same_tokens(
         comparison["tokens_per_s"] / comparison["plain_tokens_per_s"]
     )
     assert comparison["accept_length"] > 1
+    assert comparison["times"] > 1
     assert done.json["results"][0]["speculation"]["accept_length"] > 1
 
 
@@ -157,6 +158,7 @@ def test_compare_tells_people_too(surefoot: Run, tiny: Path) -> None:
     assert with_drafter.startswith("ngram ")
     assert plain.startswith("no drafter ")
     assert done.err.splitlines()[-1] == "output identical: yes"
+    assert done.err.splitlines()[-2].endswith("x, medians of 9 runs in turn")
 
 
 def test_compare_finds_other_tokens(
@@ -218,10 +220,10 @@ def test_accept_length_is_over_all_prompts() -> None:
 
 def test_a_comparison_sees_a_single_token() -> None:
     drafted = SessionRun([result(5, 6, drafts=1, accepted=1)], 30.0)
-    comparison = Comparison.of(drafted, SessionRun([result(5, 7)], 10.0))
+    comparison = Comparison.of([drafted], [SessionRun([result(5, 7)], 10.0)])
     assert not comparison.identical
     assert comparison.speedup == 3.0
-    assert Comparison.of(drafted, drafted).identical
+    assert Comparison.of([drafted], [drafted]).identical
     assert json.loads(json.dumps(comparison.entry())).keys() == {
         "drafter",
         "tokens_per_s",
@@ -229,9 +231,20 @@ def test_a_comparison_sees_a_single_token() -> None:
         "accept_length",
         "identical",
         "speedup",
+        "times",
     }
+
+
+def test_a_comparison_takes_medians_and_sees_every_run() -> None:
+    fast, slow = SessionRun([result(5)], 30.0), SessionRun([result(5)], 3.0)
+    comparison = Comparison.of([fast, slow, fast], [slow, slow, fast])
+    assert comparison.speedup == 10.0
+    assert comparison.identical
+    other = SessionRun([result(6)], 30.0)
+    assert not Comparison.of([fast, other], [fast, fast]).identical
+    assert not Comparison.of([fast, fast], [fast, other]).identical
 
 
 def test_nothing_to_time_is_no_division_by_zero() -> None:
     run = SessionRun([result(5)], 0.0)
-    assert Comparison.of(run, run).speedup == 0.0
+    assert Comparison.of([run], [run]).speedup == 0.0
