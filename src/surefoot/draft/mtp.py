@@ -206,12 +206,12 @@ class MtpDrafter:
         recent: list[int] = []
         for row in rows:
             lease, before = row.lease, row.offset - row.first
-            full = range(row.first // size, lease.computed // size)
-            pages += [lease.pages[page] for page in full]
-            ends += [before + (page + 1) * size - 1 for page in full]
+            for page in range(row.first // size, lease.computed // size):
+                pages.append(lease.pages[page])
+                ends.append(before + (page + 1) * size - 1)
             last = range(max(row.first, lease.computed - self._columns), lease.computed)
             columns += self._columns_of(lease, last)
-            recent += [before + position for position in last]
+            recent += range(before + last.start, before + last.stop)
         if pages:
             self._boundary.index_copy_(0, self._indices(pages), self._picked(flat, ends))
         self._recent.index_copy_(0, self._indices(columns), self._picked(flat, recent))
@@ -243,8 +243,8 @@ class MtpDrafter:
         return states.index_select(0, self._indices(places))
 
     def _columns_of(self, lease: Lease, positions: range) -> list[int]:
-        start = lease.slot * self._columns
-        return [start + position % self._columns for position in positions]
+        start, columns = lease.slot * self._columns, self._columns
+        return [start + position % columns for position in positions]
 
     def _shaped(self, flat: Tensor) -> Tensor:
         return flat.view(-1, *self._shape)
