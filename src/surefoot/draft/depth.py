@@ -21,16 +21,13 @@ _IDLE_DECAY = 0.99
 _FIRST_GUESS = (6.0, 10.0)
 _PRIOR_TRIALS = 4.0
 _PROBE_AFTER = 24
-_PROBE_SHARE = 0.01
+_PROBE_SHARE = 0.02
 _PLAIN_AFTER = 64
 _LEAST_GAIN = 1.02
 _SAMPLES = 9
 _TICK_S = 1e-9  # a coarse clock may see no time pass
 _PATIENCE = 4
 _THINK_EVERY = 4
-_THINK_AT_LEAST_EVERY = 16
-_SETTLED_AFTER = 8
-_UNMEASURED = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +40,6 @@ class StepCost:
         draft_s: seconds in the drafter.
         drafted: tokens that the drafter proposed.
         passes: the greatest depth that was asked for; a drafter with a model computes as often.
-        since_prompt: decoding steps before this one since a step with prompt chunks.
     """
 
     tokens: int
@@ -51,7 +47,6 @@ class StepCost:
     draft_s: float
     drafted: int
     passes: int
-    since_prompt: int
 
 
 class Depth(Protocol):
@@ -160,23 +155,21 @@ class _History:
         self.right = self.right * faded + right
         self.tried = self.tried * faded + tried
 
-    def wait(self, steps: int) -> None:
-        """Steps without a draft: what was seen counts a little less."""
-        self.idle += steps
-        faded = _IDLE_DECAY**steps
-        self.right *= faded
-        self.tried *= faded
+    def wait(self) -> None:
+        """A step without a draft: what was seen counts a little less."""
+        self.idle += 1
+        self.right *= _IDLE_DECAY
+        self.tried *= _IDLE_DECAY
 
 
 @dataclass(slots=True)
 class _Thought:
-    """Depths found for some requests, for how many steps they do and how many of those are left."""
+    """Depths found for some requests, and for how many more steps they will do."""
 
     ids: list[RequestId]
     others: int
     depths: list[int]
-    steps: int
-    left: int
+    fresh: int
 
 
 @dataclass
@@ -198,10 +191,8 @@ class AutoDepth:
     curve: CostCurve
     ceiling: int
     _pass_curve: CostCurve | None = None
-    _last: _Thought = field(default_factory=lambda: _Thought([], 0, [], 0, 0))
+    _last: _Thought = field(default_factory=lambda: _Thought([], 0, [], 0))
     _credit_s: float = 0.0
-    _unmeasured: int = 0
-    _rested: int = 0
     _drafting: int = 0
     _all: _History = field(default_factory=lambda: _History(*_FIRST_GUESS))
     _requests: dict[RequestId, _History] = field(default_factory=dict)
@@ -219,45 +210,28 @@ class AutoDepth:
 
     def limits(self, requests: Sequence[Request], others: int) -> list[int]:
         """See Depth."""
-        ids = [request.id for request in requests]
-        if self._rests(ids, others):
-            return [0] * len(ids)
-        histories = [self._requests.setdefault(id, _History()) for id in ids]
-        rested, self._rested = self._rested, 0
-        depths = self._thought(ids, histories, others)
+        histories = [self._requests.setdefault(request.id, _History()) for request in requests]
+        depths = self._thought([request.id for request in requests], histories, others)
         self._drafting = self._drafting + 1 if any(depths) else 0
         if self._drafting > _PLAIN_AFTER:
             self._drafting = 0
             return [0] * len(depths)
-        self._probe(histories, depths, others, 1 + rested)
+        self._probe(histories, depths, others)
         for history, depth in zip(histories, depths, strict=True):
             if depth:
                 history.idle = 0
             else:
-                history.wait(1 + rested)
+                history.wait()
         return depths
-
-    def _rests(self, ids: list[RequestId], others: int) -> bool:
-        """Whether it was found not long ago that these requests do best without any draft."""
-        last = self._last
-        if last.left == 0 or any(last.depths) or last.ids != ids or last.others != others:
-            return False
-        last.left -= 1
-        self._rested += 1
-        return True
 
     def _thought(
         self, ids: list[RequestId], histories: Sequence[_History], others: int
     ) -> list[int]:
-        """The best depths; thought over every few steps, and less often while all stay at none."""
+        """The best depths, thought over every few steps while the same requests decode."""
         last = self._last
-        same = last.ids == ids and last.others == others
-        if not same or last.left == 0:
-            depths = self._best(histories, others)
-            idles = same and not any(depths) and not any(last.depths)
-            steps = min(2 * last.steps, _THINK_AT_LEAST_EVERY) if idles else _THINK_EVERY
-            self._last = _Thought(ids, others, depths, steps, steps)
-        self._last.left -= 1
+        if last.fresh == 0 or last.ids != ids or last.others != others:
+            self._last = _Thought(ids, others, self._best(histories, others), _THINK_EVERY)
+        self._last.fresh -= 1
         return list(self._last.depths)
 
     def _best(self, histories: Sequence[_History], others: int) -> list[int]:
@@ -305,16 +279,11 @@ class AutoDepth:
         right = history.right + self.rate * _PRIOR_TRIALS
         return min(right / (history.tried + _PRIOR_TRIALS), 0.999)
 
-    def _probe(
-        self, histories: Sequence[_History], depths: list[int], others: int, steps: int
-    ) -> None:
-        """Try one token for requests that were idle for long.
-
-        A share of the last `steps` steps' time is set aside for it; that is as far as it goes.
-        """
+    def _probe(self, histories: Sequence[_History], depths: list[int], others: int) -> None:
+        """Try one token for requests that were idle for long, as far as the time set aside goes."""
         tokens = len(depths) + others + sum(depths)
         step_s = self.curve.seconds(tokens)
-        self._credit_s = min(self._credit_s + steps * step_s * _PROBE_SHARE, 10 * step_s)
+        self._credit_s = min(self._credit_s + step_s * _PROBE_SHARE, 10 * step_s)
         idle = [row for row, depth in enumerate(depths) if depth == 0]
         for row in sorted(idle, key=lambda row: -histories[row].idle):
             drafted, passes = sum(depths), max(depths)
@@ -334,15 +303,7 @@ class AutoDepth:
         self._requests.setdefault(request, _History()).add(accepted, tried, _DECAY)
 
     def measure(self, cost: StepCost) -> None:
-        """See Depth.
-
-        A prompt leaves the processor's caches full of other things, and the steps that follow are
-        slow. They count only where hardly any others come.
-        """
-        self._unmeasured += 1
-        if cost.since_prompt < _SETTLED_AFTER and self._unmeasured < _UNMEASURED:
-            return
-        self._unmeasured = 0
+        """See Depth."""
         self.curve.add(cost.tokens, cost.rest_s)
         if cost.passes:
             rows, seconds = max(1, round(cost.drafted / cost.passes)), cost.draft_s / cost.passes
@@ -353,4 +314,4 @@ class AutoDepth:
     def forget(self, request: RequestId) -> None:
         """See Depth."""
         self._requests.pop(request, None)
-        self._last.left = 0
+        self._last.fresh = 0

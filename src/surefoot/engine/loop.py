@@ -42,7 +42,6 @@ class Loop:
         self._drafter, self._depth = drafter, depth
         self._streams: dict[Request, TextStream] = {}
         self._undone: deque[Work] = deque()
-        self._since_prompt = 0
         self.clock: Callable[[], float] = time.perf_counter
         scheduler.on_leave = self._forget
 
@@ -184,15 +183,10 @@ class Loop:
 
     def _measure(self, rows: Sequence[PlannedRow], draft_s: float, rest_s: float) -> None:
         """Tell the depth policy what decoding cost; steps with prompt chunks would mislead it."""
-        if not all(row.final and row.count == 1 for row in rows):
-            self._since_prompt = 0
-            return
-        drafted = sum(len(row.drafts) for row in rows)
-        asked = max((row.depth for row in rows), default=0)
-        tokens = len(rows) + drafted
-        cost = StepCost(tokens, rest_s, draft_s, drafted, asked, self._since_prompt)
-        self._depth.measure(cost)
-        self._since_prompt += 1
+        if all(row.final and row.count == 1 for row in rows):
+            drafted = sum(len(row.drafts) for row in rows)
+            asked = max((row.depth for row in rows), default=0)
+            self._depth.measure(StepCost(len(rows) + drafted, rest_s, draft_s, drafted, asked))
 
 
 def _committed(rows: Sequence[PlannedRow]) -> list[CommittedRow]:

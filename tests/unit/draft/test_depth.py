@@ -54,7 +54,6 @@ class World:
         self.requests = [request(number) for number in range(len(chances))]
         self.random = Random(seed)
         self.depths: list[list[int]] = []
-        self.steps = 0
 
     def rate(self, steps: int) -> float:
         """Tokens a second over `steps` steps."""
@@ -78,10 +77,7 @@ class World:
         forward = self.machine.step(len(depths) + drafted)
         passes = max(depths)
         draft = sum(self.machine.draft(sum(depth > i for depth in depths)) for i in range(passes))
-        tokens_computed = len(depths) + drafted
-        cost = StepCost(tokens_computed, forward, draft, drafted, passes, self.steps)
-        self.policy.measure(cost)
-        self.steps += 1
+        self.policy.measure(StepCost(len(depths) + drafted, forward, draft, drafted, passes))
         return tokens, forward + draft
 
 
@@ -198,7 +194,7 @@ def test_requests_that_fill_the_step_anyway_are_drafted_for_less() -> None:
 def test_a_fixed_depth_is_fixed() -> None:
     policy = FixedDepth(3)
     policy.learn(RequestId(1), 3, 0)
-    policy.measure(StepCost(4, 1.0, 1.0, 3, 3, 9))
+    policy.measure(StepCost(4, 1.0, 1.0, 3, 3))
     policy.forget(RequestId(1))
     assert policy.limits([request(1), request(2)], 99) == [3, 3]
 
@@ -231,7 +227,7 @@ def test_a_clock_that_sees_no_time_pass_does_no_harm() -> None:
     for _ in range(20):
         depth = policy.limits([request(1)], 0)[0]
         policy.learn(RequestId(1), depth, depth)
-        policy.measure(StepCost(1 + depth, 1e-3, 0.0, depth, depth, 9))
+        policy.measure(StepCost(1 + depth, 1e-3, 0.0, depth, depth))
     assert policy.limits([request(1)], 0)[0] > 0
 
 
@@ -241,19 +237,5 @@ def test_a_dear_drafter_that_finds_nothing_is_hardly_asked() -> None:
         depth = policy.limits([request(1)], 0)[0]
         asked += depth > 0
         policy.learn(RequestId(1), 0, 0)
-        policy.measure(StepCost(1, 1.0, 5.0 * (depth > 0), 0, depth, 9))
+        policy.measure(StepCost(1, 1.0, 5.0 * (depth > 0), 0, depth))
     assert asked < 30
-
-
-def test_steps_right_after_a_prompt_do_not_count() -> None:
-    policy = AutoDepth(CostCurve({1: 1.0, 8: 2.0}), CEILING)
-    for since in (*range(8), 8, 9):
-        policy.measure(StepCost(4, 9.0 if since < 8 else 1.5, 0.0, 0, 0, since))
-    assert policy.curve.seconds(4) == 1.5
-
-
-def test_where_prompts_never_cease_all_steps_count_now_and_then() -> None:
-    policy = AutoDepth(CostCurve({1: 1.0, 8: 2.0}), CEILING)
-    for step in range(1000):
-        policy.measure(StepCost(4, 9.0, 0.0, 0, 0, step % 3))
-    assert policy.curve.seconds(4) == 9.0
