@@ -34,3 +34,10 @@ class Checkpoint(Protocol):
 
     def close(self) -> None:
         """Let go of the files; nothing can be read afterwards. May be called again."""
+
+
+class EncodedCheckpoint(Checkpoint, Protocol):
+    """A checkpoint that can also tell how a tensor's numbers are stored."""
+
+    def encoding(self, name: str) -> str:
+        """How one tensor is stored, in safetensors' words (`BF16`, `I8`), without reading it."""

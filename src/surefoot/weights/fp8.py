@@ -11,7 +11,7 @@ from torch import Tensor
 from surefoot.errors import WeightsError
 from surefoot.weights.checkpoint import Checkpoint
 
-_SCALE = "_scale_inv"
+SCALE = "_scale_inv"
 _METHOD = "fp8"
 _ADVICE = "use an unquantised, a block-scaled fp8 or a GGUF checkpoint"
 
@@ -28,14 +28,23 @@ class BlockScaledCheckpoint:
         generation: see Checkpoint.
     """
 
-    def __init__(self, stored: Checkpoint, block: tuple[int, int]) -> None:
-        """Expand the scaled weights of `stored`; a block has that many rows and columns."""
+    def __init__(
+        self, stored: Checkpoint, block: tuple[int, int], *, other_squares: bool = False
+    ) -> None:
+        """Expand the scaled weights of `stored`.
+
+        Args:
+            stored: weights and scales.
+            block: rows and columns of a block.
+            other_squares: where `block` does not fit a weight and its scales, take the square
+                block that divides the weight into just these scales.
+        """
         self.config: Mapping[str, object] = stored.config
         self.generation: Mapping[str, object] = stored.generation
-        self._stored, self._block = stored, block
+        self._stored, self._block, self._other_squares = stored, block, other_squares
         everything = frozenset(stored.names())
-        self._scaled = frozenset(name for name in everything if name + _SCALE in everything)
-        self._names = everything - {name + _SCALE for name in self._scaled}
+        self._scaled = frozenset(name for name in everything if name + SCALE in everything)
+        self._names = everything - {name + SCALE for name in self._scaled}
 
     def names(self) -> Collection[str]:
         """All tensors but the scales of those that have one."""
@@ -59,19 +68,41 @@ class BlockScaledCheckpoint:
                 f"tensor {name!r} has scales, so it must be stored as float8_e4m3fn, and it is "
                 f"{str(tensor.dtype).removeprefix('torch.')}"
             )
-        scale = self._stored.read(name + _SCALE)
-        wanted = _scale_shape(tuple(tensor.shape), self._block)
-        if tuple(scale.shape) != wanted:
-            raise WeightsError(
-                f"tensor {name + _SCALE!r} has shape {list(scale.shape)} where {list(wanted)} "
-                f"belongs to a weight of shape {list(tensor.shape)}"
-            )
-        return expand(tensor, scale, self._block)
+        scale = read_scale(self._stored, name)
+        return expand(tensor, scale, self._block_of(name, tensor, scale))
 
     def close(self) -> None:
         """Let go of the files."""
         self._stored.close()
         self._names = frozenset()
+
+    def _block_of(self, name: str, weight: Tensor, scale: Tensor) -> tuple[int, int]:
+        """The block that fits a weight and its scales."""
+        wanted = _scale_shape(tuple(weight.shape), self._block)
+        if tuple(scale.shape) == wanted:
+            return self._block
+        side = _square_side(tuple(weight.shape), tuple(scale.shape)) if self._other_squares else 0
+        if not side:
+            raise WeightsError(
+                f"tensor {name + SCALE!r} has shape {list(scale.shape)} where {list(wanted)} "
+                f"belongs to a weight of shape {list(weight.shape)}"
+            )
+        return side, side
+
+
+def read_scale(stored: Checkpoint, name: str) -> Tensor:
+    """The scales of the weight `name`, in their stored dtype.
+
+    Raises:
+        WeightsError: they are whole numbers, which would have to be exponents or codes.
+    """
+    scale = stored.read(name + SCALE)
+    if not scale.is_floating_point():
+        raise WeightsError(
+            f"tensor {name + SCALE!r} holds scales, so it must be stored in floating point, and "
+            f"it is {str(scale.dtype).removeprefix('torch.')}"
+        )
+    return scale
 
 
 def expand(weight: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:
@@ -95,6 +126,15 @@ def _scale_shape(weight: tuple[int, ...], block: tuple[int, int]) -> tuple[int, 
     if len(weight) < 2:
         return ()
     return (*weight[:-2], -(-weight[-2] // block[0]), -(-weight[-1] // block[1]))
+
+
+def _square_side(weight: tuple[int, ...], scale: tuple[int, ...]) -> int:
+    """Side of the square blocks that divide the weight into these scales; 0 if there are none."""
+    if len(weight) < 2 or len(scale) != len(weight) or not scale[-1]:
+        return 0
+    side = weight[-1] // scale[-1]
+    divided = (*scale[:-2], scale[-2] * side, scale[-1] * side)
+    return side if divided == weight else 0
 
 
 def scaled_block(config: Mapping[str, object], folder: Path) -> tuple[int, int] | None:

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from surefoot.errors import ModelError, WeightsError
 from surefoot.weights.checkpoint import Checkpoint
+from surefoot.weights.deepseek_v4 import is_deepseek_v4, open_deepseek_v4
 from surefoot.weights.fp8 import BlockScaledCheckpoint, scaled_block
 from surefoot.weights.names import near_names
 
@@ -41,6 +42,7 @@ _PICKLES = ("*.bin", "*.pt", "*.pth")
 
 class _Slice(Protocol):
     def get_shape(self) -> list[int]: ...
+    def get_dtype(self) -> str: ...
 
 
 class _Shard(Protocol):
@@ -79,6 +81,10 @@ class FolderCheckpoint:
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of one stored tensor, without reading it."""
         return tuple(self._shards[name].get_slice(name).get_shape())
+
+    def encoding(self, name: str) -> str:
+        """How one tensor is stored, in safetensors' words, without reading it."""
+        return self._shards[name].get_slice(name).get_dtype()
 
     def read(self, name: str) -> torch.Tensor:
         """One tensor in its stored dtype, usually a view of the mapped file: never write to it."""
@@ -124,7 +130,8 @@ class TensorTaker:
             file.
 
         Raises:
-            WeightsError: it is missing, has another shape, or is not stored as plain numbers.
+            WeightsError: it is missing, has another shape, or is not stored as plain numbers;
+                for a `dtype` of whole numbers, it is not stored in just that one.
         """
         if not self.has(name):
             raise WeightsError(f"tensor {name!r} is missing from the checkpoint{self._near(name)}")
@@ -175,7 +182,12 @@ class TensorTaker:
         return f"; names like it: {', '.join(near)}" if near else ""
 
     def _converted(self, name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        if tensor.dtype not in _FLOATS:
+        if not dtype.is_floating_point and tensor.dtype != dtype:
+            raise WeightsError(
+                f"tensor {name!r} is stored as {_dtype_name(tensor.dtype)} where "
+                f"{_dtype_name(dtype)} is wanted"
+            )
+        if dtype.is_floating_point and tensor.dtype not in _FLOATS:
             raise WeightsError(
                 f"tensor {name!r} is stored as {_dtype_name(tensor.dtype)}, which is not read "
                 "without its scales; use a checkpoint in float32, bfloat16 or float16"
@@ -192,6 +204,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if path.is_dir():
         stored = FolderCheckpoint(path)
         block = scaled_block(stored.config, path)
+        if is_deepseek_v4(stored.config):
+            return open_deepseek_v4(stored, block)
         return stored if block is None else BlockScaledCheckpoint(stored, block)
     _require_gguf(path)
     from surefoot.weights.gguf import GgufCheckpoint

@@ -43,6 +43,19 @@ def test_a_tensor_can_be_taken_in_a_type_of_its_own(checkpoint: FolderCheckpoint
     assert torch.equal(exact, TENSORS["model.norm.weight"])
 
 
+def test_whole_numbers_are_taken_as_they_are_stored(tmp_path: Path) -> None:
+    tensors = {"table": torch.arange(3), "weight": torch.ones(3)}
+    taker = _taker(FolderCheckpoint(write_folder(tmp_path, {"model.safetensors": tensors})))
+    assert torch.equal(taker.take("table", (3,), torch.int64), torch.arange(3))
+    for name, dtype in (("table", torch.int32), ("weight", torch.int64)):
+        with pytest.raises(
+            WeightsError, match=rf"'{name}' is stored as .* where int\d\d is wanted"
+        ):
+            taker.take(name, (3,), dtype)
+    with pytest.raises(WeightsError, match="'table' is stored as int64, which is not read"):
+        taker.take("table", (3,))
+
+
 def test_a_module_is_there_if_any_of_its_tensors_is(checkpoint: FolderCheckpoint) -> None:
     taker = _taker(checkpoint)
     assert all(map(taker.has_module, ("model", "model.", "model.layers.1", "model.norm")))
