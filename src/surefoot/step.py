@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from surefoot.backend.operands import Fold, RowLayout
-from surefoot.backend.protocol import Backend, RowOperators
+from surefoot.backend.protocol import Backend
+from surefoot.backend.row_operators import RowOperators
 from surefoot.ids import SINK_PAGE, SINK_SLOT
 
 

@@ -24,6 +24,7 @@ from surefoot.state.pool import Pools
 from surefoot.state.spec import Paged, Ring
 from surefoot.testing.drafters import make_test_drafter
 from surefoot.testing.tiny_hybrids import write_tiny_hybrid
+from surefoot.testing.tiny_latents import write_tiny_latents
 from surefoot.testing.tiny_models import write_tiny
 
 VOCAB = 64
@@ -42,6 +43,7 @@ HYBRIDS = {
     "hybrid experts": "Qwen3_5MoeForCausalLM",
     "hybrid next": "Qwen3NextForCausalLM",
 }
+LATENTS = "latents"
 DIAL = 0.5
 """How much the layers of a hybrid say beside a table that its draft head knows."""
 _GENERATOR = torch.Generator().manual_seed(7)
@@ -161,6 +163,8 @@ class Bench:
 
     @staticmethod
     def _write(name: str, folder: Path, drift: float, mixed: bool) -> Path:
+        if name == LATENTS:
+            return write_tiny_latents(folder, dial=DIAL, drift=drift)
         if name in HYBRIDS:
             return write_tiny_hybrid(
                 folder, HYBRIDS[name], dial=DIAL, layers=2, interval=2, drift=drift

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from surefoot.backend.operands import RowLayout
-from surefoot.backend.protocol import RowOperators
 from surefoot.backend.reference import ReferenceBackend
+from surefoot.backend.row_operators import RowOperators
 from surefoot.ids import SINK_PAGE, SINK_SLOT
 from surefoot.step import Row, Step
 

@@ -111,3 +111,78 @@ class Placing:
     eps: float
     cos: Tensor
     sin: Tensor
+
+
+@dataclass(frozen=True)
+class Compression:
+    """How windows of tokens become entries (the compressor of DeepSeek V4).
+
+    Window w covers positions ratio * w to ratio * w + ratio - 1. A token's raw row holds values and
+    then scores, each `size` numbers, or twice as many where windows overlap: the first half is read
+    by the window after the token's own, the second by its own.
+
+    Attributes:
+        ratio: tokens of a window.
+        overlapped: whether an entry reads the window before its own too.
+        norm: [size] weights of the norm of an entry.
+        eps: of the norm.
+        cos: [T, 1, size], the angle of the first position of each token's window.
+        sin: likewise.
+    """
+
+    ratio: int
+    overlapped: bool
+    norm: Tensor
+    eps: float
+    cos: Tensor
+    sin: Tensor
+
+
+@dataclass(frozen=True)
+class Entries:
+    """Compressed entries that attention reads.
+
+    Attributes:
+        pool: [pages, P / ratio, D].
+        ratio: tokens of an entry. Entry w can be seen from position ratio * w + ratio - 1 on.
+        chosen: [T, n] int64 entries that each token looks at, ascending, then -1; None for all that
+            it can see.
+    """
+
+    pool: Tensor
+    ratio: int
+    chosen: Tensor | None
+
+
+@dataclass(frozen=True)
+class Latents:
+    """One vector a position that is key and value at once, over a sliding window.
+
+    Attributes:
+        own: [T, D] of the step.
+        ring: [slots, capacity, D]; read for positions before each row's first token.
+        window: positions each token sees, its own included.
+    """
+
+    own: Tensor
+    ring: Tensor
+    window: int
+
+
+@dataclass(frozen=True)
+class StreamGates:
+    """Coefficients of hyper-connections (arXiv 2409.19606, manifold-constrained form).
+
+    Attributes:
+        base: [n (n + 2)] float32.
+        scale: [3] float32: of what is read, of what is written, of the mixing.
+        streams: n.
+        rounds: how often rows and columns are normalised.
+        eps: in every denominator, and the least share of a stream that is read.
+    """
+
+    base: Tensor
+    scale: Tensor
+    streams: int
+    rounds: int
+    eps: float

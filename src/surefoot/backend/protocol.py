@@ -1,11 +1,13 @@
 """What a device must offer: operators on plain tensors, and a frozen statement of its limits.
 
-Shapes use T for the tokens of a step (all rows one after the other), H query heads, K key/value
-heads, D the head size, P the tokens of a page. Pools come without their layer axis.
+Those that need to know where a step's tokens lie are in `row_operators`. Shapes use T for the
+tokens of a step (all rows one after the other), H query heads, K key/value heads, D the head size,
+P the tokens of a page. Pools come without their layer axis.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,7 +16,8 @@ import torch
 from torch import Tensor
 
 from surefoot.backend.noise import NoiseKey
-from surefoot.backend.operands import DeltaCaches, DeltaInputs, Fold, Placing, RowLayout
+from surefoot.backend.operands import DeltaCaches, Fold, RowLayout, StreamGates
+from surefoot.backend.row_operators import RowOperators
 
 UNCHOSEN = -1
 """Stands for the token of a row whose scores are not numbers; equals no draft."""
@@ -73,120 +76,6 @@ class Linear(Protocol):
         ...
 
 
-class RowOperators(Protocol):
-    """Cache writes and attention of one step, prepared once and used by every layer."""
-
-    def paged_write(self, pool: Tensor, entries: Tensor) -> None:
-        """Store each token's entry at its page and offset.
-
-        Args:
-            pool: [pages, *lead, P, dim]; written in place.
-            entries: [T, *lead, dim], finite: a masked entry is multiplied by zero.
-        """
-        ...
-
-    def paged_attention(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, scale: float) -> Tensor:
-        """Causal attention of each token over its row's pages, its own entry included.
-
-        Args:
-            q: [T, H, D].
-            k_pool: [pages, K, P, D]; the step's entries are already written.
-            v_pool: the same for values.
-            scale: factor on the scores.
-
-        Returns:
-            [T, H, D] in q's dtype.
-        """
-        ...
-
-    def attend_pages(
-        self,
-        q_and_k: Tensor,
-        v: Tensor,
-        placing: Placing,
-        pools: tuple[Tensor, Tensor],
-        scale: float,
-    ) -> Tensor:
-        """Norm and rotate heads, store keys and values, and attend as `paged_attention` does.
-
-        Args:
-            q_and_k: [T, H + K, D], queries first.
-            v: [T, K, D].
-            placing: what happens to `q_and_k`.
-            pools: of keys and of values, each [pages, K, P, D]; written in place.
-            scale: factor on the scores.
-
-        Returns:
-            [T, H, D] in q_and_k's dtype.
-        """
-        ...
-
-    def ring_write(self, ring: Tensor, entries: Tensor) -> None:
-        """Store the last min(n, capacity) entries of each row in columns position % capacity.
-
-        Args:
-            ring: [slots, capacity, *shape]; written in place.
-            entries: [T, *shape], finite.
-        """
-        ...
-
-    def window_attention(
-        self,
-        q: Tensor,
-        kv: tuple[Tensor, Tensor],
-        rings: tuple[Tensor, Tensor],
-        window: int,
-        scale: float,
-    ) -> Tensor:
-        """Causal attention over the last `window` positions, the token's own included.
-
-        Ring columns are read only for positions before the row's first token; the step's own keys
-        and values are taken from `kv`. Must run before `ring_write` of the same layer.
-
-        Args:
-            q: [T, H, D].
-            kv: keys and values of the step, each [T, K, D].
-            rings: key ring and value ring, each [slots, capacity, K, D].
-            window: positions each token sees.
-            scale: factor on the scores.
-
-        Returns:
-            [T, H, D] in q's dtype.
-        """
-        ...
-
-    def causal_conv(self, x: Tensor, ring: Tensor, weight: Tensor) -> Tensor:
-        """Silu of a depthwise causal convolution along each row.
-
-        Ring columns are read only for positions before the row's first token; before position 0
-        there are zeros. Must run before `ring_write` of the same inputs.
-
-        Args:
-            x: [T, C] inputs of the step.
-            ring: [slots, capacity, C] earlier inputs.
-            weight: [C, K]; the last tap meets the token itself.
-
-        Returns:
-            [T, C] in x's dtype.
-        """
-        ...
-
-    def delta_rule(self, inputs: DeltaInputs, caches: DeltaCaches) -> Tensor:
-        """Gated delta rule (arXiv 2412.06464) of each row from its checkpoint.
-
-        With S the state before a token: S' = exp(decay) S; u = beta (v - S'^T k);
-        S = S' + k u^T; the output is S^T q. Computed block by block at absolute multiples of
-        `caches.block`, so a token's bits do not depend on where the row starts. Ring columns are
-        read for positions from the checkpoint to the row's first token. Afterwards the step's own
-        columns are written (the last `capacity` of them), and the checkpoint stands at the last
-        block boundary up to `settles`.
-
-        Returns:
-            [T, Hv, dv] float32.
-        """
-        ...
-
-
 class Backend(Protocol):
     """A device: packs weights, computes rows, and prepares what belongs to one step."""
 
@@ -212,12 +101,15 @@ class Backend(Protocol):
         """Prepare weight [outputs, inputs] and bias [outputs] for repeated use."""
         ...
 
-    def pack_gated(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    def pack_gated(
+        self, weight: Tensor, bias: Tensor | None, limit: float = math.inf
+    ) -> Callable[[Tensor], Tensor]:
         """Prepare silu(gate) * up of one input.
 
         Args:
             weight: [2 * outputs, inputs], the gate's rows first.
             bias: [2 * outputs] or None.
+            limit: gate and up are cut off above it, up below its negative too.
 
         Returns:
             A map from [T, inputs] to [T, outputs].
@@ -251,12 +143,52 @@ class Backend(Protocol):
         """Prepare the cache writes and attention of one step."""
         ...
 
-    def pack_experts(self, gate_up: Tensor, down: Tensor) -> Experts:
+    def pack_experts(self, gate_up: Tensor, down: Tensor, limit: float = math.inf) -> Experts:
         """Prepare experts.
 
         Args:
             gate_up: [E, 2 * inner, hidden], the gate's rows first.
             down: [E, hidden, inner].
+            limit: see pack_gated.
+        """
+        ...
+
+    def sqrt_softplus(self, x: Tensor) -> Tensor:
+        """Square root of log(1 + e^x), elementwise in float32."""
+        ...
+
+    def gate_streams(self, x: Tensor, gates: StreamGates) -> tuple[Tensor, Tensor, Tensor]:
+        """Coefficients of each token's streams.
+
+        Args:
+            x: [T, n (n + 2)] float32: n numbers for what is read, n for what is written, and n rows
+                of n for the mixing.
+            gates: how they become coefficients.
+
+        Returns:
+            [T, n] shares that are read, sigmoid + eps; [T, n] factors of what is written, twice the
+            sigmoid; [T, n, n] mixing matrices: the softmax of each row plus eps, whose columns and
+            rows are brought to the sum 1 in turn, columns first and last.
+        """
+        ...
+
+    def read_streams(self, streams: Tensor, shares: Tensor) -> Tensor:
+        """Sum over streams [T, n, d] of share [T, n] * stream: [T, d] in the streams' dtype."""
+        ...
+
+    def write_streams(
+        self, streams: Tensor, out: Tensor, factors: Tensor, mixing: Tensor
+    ) -> Tensor:
+        """Mix the streams and add to each what a layer has put out.
+
+        Args:
+            streams: [T, n, d].
+            out: [T, d].
+            factors: [T, n] float32.
+            mixing: [T, n, n] float32; stream j goes to stream k with factor mixing[j, k].
+
+        Returns:
+            [T, n, d] in the streams' dtype.
         """
         ...
 

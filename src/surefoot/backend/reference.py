@@ -5,6 +5,7 @@ Other backends are tested against this one; it is not meant to be fast.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,13 +13,15 @@ import psutil
 import torch
 from torch import Tensor
 
+from surefoot.backend import plain_streams
 from surefoot.backend.angles import rotary_angles
 from surefoot.backend.noise import NoiseField, NoiseKey
-from surefoot.backend.operands import DeltaCaches, Fold, RowLayout
+from surefoot.backend.operands import DeltaCaches, Fold, RowLayout, StreamGates
 from surefoot.backend.order import argmax_rows, temper
-from surefoot.backend.protocol import UNCHOSEN, Capabilities, Experts, Linear, RowOperators
+from surefoot.backend.protocol import UNCHOSEN, Capabilities, Experts, Linear
 from surefoot.backend.reference_delta import fold_block
 from surefoot.backend.reference_rows import ReferenceRows
+from surefoot.backend.row_operators import RowOperators
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class ReferenceExperts:
 
     gate_up: Tensor
     down: Tensor
+    limit: float
 
     def __call__(self, x: Tensor, choice: Tensor, weights: Tensor) -> Tensor:
         """See Experts."""
@@ -55,6 +59,7 @@ class ReferenceExperts:
                 if expert < 0:
                     continue
                 gate, up = torch.mv(self.gate_up[expert], x[token]).chunk(2)
+                gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
                 inner = gate / (1 + torch.exp(-gate)) * up
                 out[token] += weights[token, place] * torch.mv(self.down[expert], inner)
         return out
@@ -86,12 +91,15 @@ class ReferenceBackend:
         """See Backend."""
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
 
-    def pack_gated(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    def pack_gated(
+        self, weight: Tensor, bias: Tensor | None, limit: float = math.inf
+    ) -> Callable[[Tensor], Tensor]:
         """See Backend."""
         both = self.pack_linear(weight, bias)
 
         def gated(x: Tensor) -> Tensor:
             gate, up = both(x).chunk(2, dim=-1)
+            gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
             return gate / (1 + torch.exp(-gate)) * up
 
         return gated
@@ -109,9 +117,27 @@ class ReferenceBackend:
         """See Backend."""
         return ReferenceRows(layout)
 
-    def pack_experts(self, gate_up: Tensor, down: Tensor) -> Experts:
+    def pack_experts(self, gate_up: Tensor, down: Tensor, limit: float = math.inf) -> Experts:
         """See Backend."""
-        return ReferenceExperts(gate_up.float(), down.float())
+        return ReferenceExperts(gate_up.float(), down.float(), limit)
+
+    def sqrt_softplus(self, x: Tensor) -> Tensor:
+        """See Backend."""
+        return plain_streams.sqrt_softplus(x)
+
+    def gate_streams(self, x: Tensor, gates: StreamGates) -> tuple[Tensor, Tensor, Tensor]:
+        """See Backend."""
+        return plain_streams.gate_streams(x, gates)
+
+    def read_streams(self, streams: Tensor, shares: Tensor) -> Tensor:
+        """See Backend."""
+        return plain_streams.read_streams(streams, shares)
+
+    def write_streams(
+        self, streams: Tensor, out: Tensor, factors: Tensor, mixing: Tensor
+    ) -> Tensor:
+        """See Backend."""
+        return plain_streams.write_streams(streams, out, factors, mixing)
 
     def top_k(self, scores: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """See Backend."""

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from surefoot.backend.operands import DeltaCaches, DeltaInputs, Placing, RowLayout
+from surefoot.backend import plain_latents
+from surefoot.backend.operands import (
+    Compression,
+    DeltaCaches,
+    DeltaInputs,
+    Entries,
+    Latents,
+    Placing,
+    RowLayout,
+)
 from surefoot.backend.reference_delta import delta_rows
 
 
@@ -94,6 +103,22 @@ class ReferenceRows:
     def delta_rule(self, inputs: DeltaInputs, caches: DeltaCaches) -> Tensor:
         """See RowOperators."""
         return delta_rows(self.layout, inputs, caches)
+
+    def compress(self, raw: Tensor, ring: Tensor, pool: Tensor, form: Compression) -> None:
+        """See RowOperators."""
+        plain_latents.compress(self.layout, raw, ring, pool, form)
+
+    def choose_entries(
+        self, q: Tensor, weights: Tensor, pool: Tensor, ratio: int, count: int
+    ) -> Tensor:
+        """See RowOperators."""
+        return plain_latents.choose_entries(self.layout, q, weights, pool, (ratio, count))
+
+    def attend_latents(
+        self, q: Tensor, latents: Latents, entries: Entries | None, sinks: Tensor, scale: float
+    ) -> Tensor:
+        """See RowOperators."""
+        return plain_latents.attend_latents(self.layout, q * scale, latents, entries, sinks)
 
     def _entry(self, own: Tensor, ring: Tensor, row: int, position: int) -> Tensor:
         """What a row has at a position: of the step, or of the ring before its first token."""

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from surefoot.backend.operands import Fold, Placing
-from surefoot.backend.protocol import Backend, Linear, RowOperators
+from surefoot.backend.protocol import Backend, Linear
+from surefoot.backend.row_operators import RowOperators
 from surefoot.errors import ModelError
 from surefoot.model.layers.finite import finite_drafts
 from surefoot.model.layers.head import take_head

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from surefoot.backend.protocol import Backend
 from surefoot.errors import ModelError
-from surefoot.model import llama, qwen3_5
+from surefoot.model import deepseek_v4, llama, qwen3_5
 from surefoot.model.model import ConfigReader, Description, Model
 from surefoot.weights.load import TensorTaker
 
@@ -28,11 +28,13 @@ class Family:
 
 
 _DENSE = Family(llama.describe, llama.LlamaModel, draft_heads=())
+_LATENT = Family(deepseek_v4.describe, deepseek_v4.LatentModel, draft_heads=("mtp",))
 _HYBRID = Family(qwen3_5.describe, qwen3_5.HybridModel, draft_heads=("mtp",))
 
 FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(llama.ARCHITECTURES, _DENSE),
     **dict.fromkeys(qwen3_5.ARCHITECTURES, _HYBRID),
+    **dict.fromkeys(deepseek_v4.ARCHITECTURES, _LATENT),
 }
 
 

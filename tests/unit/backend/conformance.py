@@ -16,6 +16,13 @@ from surefoot.backend import make_backend
 from surefoot.backend.operands import DeltaInputs, Fold, Placing
 from surefoot.backend.protocol import Backend
 from surefoot.model.layers.rotary import make_rotary
+from tests.unit.backend.conformance_latents import (
+    attend_latents,
+    choose_entries,
+    compress,
+    sqrt_softplus,
+    streams,
+)
 from tests.unit.backend.layouts import GARBAGE, HEADS, SIZES, Case, case_of
 from tests.unit.backend.recurrent_steps import delta_case, tensors, to_device
 from tests.unit.backend.tiled import TILED
@@ -99,7 +106,8 @@ def pack_gated(backend: Backend, seed: int) -> Sequence[Tensor]:
     weight = torch.randn(2 * outputs, inputs, generator=draws) / inputs**0.5
     bias = torch.randn(2 * outputs, generator=draws)
     x = torch.randn(rng.randrange(40), inputs, generator=draws).to(backend.device)
-    return [backend.pack_gated(weight, added)(x) for added in (None, bias)]
+    whole = [backend.pack_gated(weight, added)(x) for added in (None, bias)]
+    return [*whole, backend.pack_gated(weight, bias, limit=0.5)(x)]
 
 
 def rotary(backend: Backend, seed: int) -> Sequence[Tensor]:
@@ -249,6 +257,11 @@ OPERATORS: Mapping[str, Run] = {
         gated_norm,
         top_k,
         experts,
+        compress,
+        choose_entries,
+        attend_latents,
+        streams,
+        sqrt_softplus,
     )
 }
 

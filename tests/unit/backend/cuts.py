@@ -207,15 +207,17 @@ class Machine:
             for name in (part.name for part in spec.parts):
                 for index, cursor in enumerate(self.cursors):
                     if isinstance(spec, Paged):
-                        self._spoil_pages(self.pools.paged(spec.name, name), index, cursor)
+                        pool = self.pools.paged(spec.name, name)
+                        self._spoil_pages(pool, index, cursor, spec.ratio)
                     else:
                         ring = self.pools.rows(spec.name, name)
                         self._spoil_ring(ring, index, cursor, spec.window)
 
-    def _spoil_pages(self, pool: Tensor, index: int, cursor: int) -> None:
+    def _spoil_pages(self, pool: Tensor, index: int, cursor: int, ratio: int) -> None:
         size = self._setting.page_tokens
         for place, page in enumerate(self.tables[index]):
-            pool[:, page, :, max(0, cursor - place * size) :] = self._setting.garbage
+            complete = max(0, cursor - place * size) // ratio
+            pool[:, page].movedim(-2, 0)[complete:] = self._setting.garbage
 
     def _spoil_ring(self, ring: Tensor, index: int, cursor: int, window: int) -> None:
         capacity = ring.shape[2]

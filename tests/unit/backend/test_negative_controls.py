@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -11,8 +12,9 @@ from torch import Tensor
 
 from surefoot.backend import make_backend
 from surefoot.backend.operands import RowLayout
-from surefoot.backend.protocol import Backend, RowOperators
+from surefoot.backend.protocol import Backend
 from surefoot.backend.reference import ReferenceBackend
+from surefoot.backend.row_operators import RowOperators
 from surefoot.ids import SINK_PAGE
 from surefoot.state.spec import Ring
 from surefoot.step import Batch, Row, Step
@@ -173,9 +175,11 @@ class Careless(ReferenceBackend):
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return x / (x.pow(2).mean(-1, keepdim=True).sqrt() + eps) * weight
 
-    def pack_gated(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    def pack_gated(
+        self, weight: Tensor, bias: Tensor | None, limit: float = math.inf
+    ) -> Callable[[Tensor], Tensor]:
         up, gate = weight.chunk(2)
-        return super().pack_gated(torch.cat((gate, up)), bias)
+        return super().pack_gated(torch.cat((gate, up)), bias, limit)
 
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         return super().rotary(x, cos, -sin)

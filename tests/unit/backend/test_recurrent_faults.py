@@ -10,7 +10,7 @@ from torch import Tensor
 
 from surefoot.backend.cpu import CpuBackend
 from surefoot.backend.operands import DeltaCaches, Fold, RowLayout
-from surefoot.backend.protocol import RowOperators
+from surefoot.backend.row_operators import RowOperators
 from surefoot.state.pool import Pools
 from surefoot.step import Batch, Step
 from tests.unit.backend.cuts import Pad, alone, same_bits, unpadded

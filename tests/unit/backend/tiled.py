@@ -8,7 +8,7 @@ from surefoot.backend.blockwise.attention import BlockwiseRows
 from surefoot.backend.blockwise.backend import BlockwiseBackend
 from surefoot.backend.cpu import CpuBackend
 from surefoot.backend.operands import RowLayout
-from surefoot.backend.protocol import RowOperators
+from surefoot.backend.row_operators import RowOperators
 
 
 class TiledBackend(CpuBackend):

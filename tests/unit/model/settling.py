@@ -85,7 +85,8 @@ class SettlingMachine(Machine):
             for part in spec.inputs if isinstance(spec, Recurrent) else spec.parts:
                 for index, cursor in enumerate(self.cursors):
                     if isinstance(spec, Paged):
-                        self._spoil_pages(self.pools.paged(spec.name, part.name), index, cursor)
+                        pool = self.pools.paged(spec.name, part.name)
+                        self._spoil_pages(pool, index, cursor, spec.ratio)
                     else:
                         ring = self.pools.rows(spec.name, part.name)[:, self.slots[index]]
                         columns = set(range(ring.shape[1])) - set(_columns(spec, ring, cursor))

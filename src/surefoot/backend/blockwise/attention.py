@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from surefoot.backend import plain_latents
 from surefoot.backend.blockwise.block_plan import plan_delta
 from surefoot.backend.blockwise.blocks import DeltaPlan, DeltaShape
 from surefoot.backend.blockwise.conv import ConvPlan, plan_conv, run_conv
@@ -24,7 +25,15 @@ from surefoot.backend.blockwise.recurrent import delta_shape, run_delta
 from surefoot.backend.blockwise.spans import Blocks, InOrder, Spanned
 from surefoot.backend.blockwise.tiles import TILE_TOKENS, PageGroup, TileGroup, group_pages
 from surefoot.backend.blockwise.window import RingShape, WindowGroup, group_windows
-from surefoot.backend.operands import DeltaCaches, DeltaInputs, Placing, RowLayout
+from surefoot.backend.operands import (
+    Compression,
+    DeltaCaches,
+    DeltaInputs,
+    Entries,
+    Latents,
+    Placing,
+    RowLayout,
+)
 
 
 @dataclass(frozen=True)
@@ -246,6 +255,22 @@ class BlockwiseRows:
             width = self._widths.delta(shape)
             self._deltas[shape] = plan_delta(self._layout, shape, width, self._device)
         return run_delta(self._deltas[shape], inputs, caches)
+
+    def compress(self, raw: Tensor, ring: Tensor, pool: Tensor, form: Compression) -> None:
+        """See RowOperators."""
+        plain_latents.compress(self._layout, raw, ring, pool, form)
+
+    def choose_entries(
+        self, q: Tensor, weights: Tensor, pool: Tensor, ratio: int, count: int
+    ) -> Tensor:
+        """See RowOperators."""
+        return plain_latents.choose_entries(self._layout, q, weights, pool, (ratio, count))
+
+    def attend_latents(
+        self, q: Tensor, latents: Latents, entries: Entries | None, sinks: Tensor, scale: float
+    ) -> Tensor:
+        """See RowOperators."""
+        return plain_latents.attend_latents(self._layout, q * scale, latents, entries, sinks)
 
     def _check(self, per_token: Tensor) -> None:
         count, planned = per_token.shape[0], self._layout.starts[-1]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from surefoot.backend import plain_streams
 from surefoot.backend.angles import rotary_angles
 from surefoot.backend.blockwise.attention import BlockwiseRows, Widths
 from surefoot.backend.blockwise.choose import choose
@@ -16,8 +19,9 @@ from surefoot.backend.blockwise.folding import Folder
 from surefoot.backend.blockwise.gates import delta_gates, sigmoid_gate, swish
 from surefoot.backend.blockwise.heads import rms_norm, rotary
 from surefoot.backend.noise import NoiseKey
-from surefoot.backend.operands import DeltaCaches, Fold, RowLayout
-from surefoot.backend.protocol import Experts, Linear, RowOperators
+from surefoot.backend.operands import DeltaCaches, Fold, RowLayout, StreamGates
+from surefoot.backend.protocol import Experts, Linear
+from surefoot.backend.row_operators import RowOperators
 
 
 class BlockwiseBackend(ABC):
@@ -38,7 +42,9 @@ class BlockwiseBackend(ABC):
         """See Backend."""
 
     @abstractmethod
-    def pack_gated(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    def pack_gated(
+        self, weight: Tensor, bias: Tensor | None, limit: float = math.inf
+    ) -> Callable[[Tensor], Tensor]:
         """See Backend."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -49,9 +55,28 @@ class BlockwiseBackend(ABC):
         """See Backend."""
         return BlockwiseRows(layout, self._widths, self.device)
 
-    def pack_experts(self, gate_up: Tensor, down: Tensor) -> Experts:
+    def pack_experts(self, gate_up: Tensor, down: Tensor, limit: float = math.inf) -> Experts:
         """See Backend."""
-        return pack_experts(gate_up, down, self.pack_gated, self.pack_linear)
+        gated = partial(self.pack_gated, limit=limit)
+        return pack_experts(gate_up, down, gated, self.pack_linear)
+
+    def sqrt_softplus(self, x: Tensor) -> Tensor:
+        """See Backend."""
+        return plain_streams.sqrt_softplus(x)
+
+    def gate_streams(self, x: Tensor, gates: StreamGates) -> tuple[Tensor, Tensor, Tensor]:
+        """See Backend."""
+        return plain_streams.gate_streams(x, gates)
+
+    def read_streams(self, streams: Tensor, shares: Tensor) -> Tensor:
+        """See Backend."""
+        return plain_streams.read_streams(streams, shares)
+
+    def write_streams(
+        self, streams: Tensor, out: Tensor, factors: Tensor, mixing: Tensor
+    ) -> Tensor:
+        """See Backend."""
+        return plain_streams.write_streams(streams, out, factors, mixing)
 
     def top_k(self, scores: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """See Backend."""

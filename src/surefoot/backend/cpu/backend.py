@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 
@@ -13,14 +14,17 @@ from torch import Tensor
 from surefoot.backend.blockwise.attention import ProductShape, Widths, least_tile_width
 from surefoot.backend.blockwise.backend import BlockwiseBackend
 from surefoot.backend.blockwise.blocks import DeltaShape
+from surefoot.backend.blockwise.linear import PlainGated
 from surefoot.backend.blockwise.recurrent import least_new_width
 from surefoot.backend.cpu.kernels import choose as choosing
 from surefoot.backend.cpu.kernels import prepare_kernels, rowwise
+from surefoot.backend.cpu.kernels import streams as mixed
 from surefoot.backend.cpu.linear import FastGated, RowInvariant, pack_fast, pack_gated
 from surefoot.backend.cpu.rows import CompiledRows, are_float32, run_delta
 from surefoot.backend.noise import NoiseKey
-from surefoot.backend.operands import DeltaCaches, DeltaInputs, Fold, RowLayout
-from surefoot.backend.protocol import UNCHOSEN, Capabilities, Linear, RowOperators
+from surefoot.backend.operands import DeltaCaches, DeltaInputs, Fold, RowLayout, StreamGates
+from surefoot.backend.protocol import UNCHOSEN, Capabilities, Linear
+from surefoot.backend.row_operators import RowOperators
 
 
 class CpuBackend(BlockwiseBackend):
@@ -51,9 +55,13 @@ class CpuBackend(BlockwiseBackend):
             return self.invariant.pack(weight, bias)
         return pack_fast(weight, bias)
 
-    def pack_gated(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    def pack_gated(
+        self, weight: Tensor, bias: Tensor | None, limit: float = math.inf
+    ) -> Callable[[Tensor], Tensor]:
         """See Backend."""
         both, width = self.pack_linear(weight, bias), weight.shape[0] // 2
+        if limit < math.inf:
+            return PlainGated(both, limit)
         if self.capabilities.bitwise:
             return pack_gated(both, width)
         return FastGated(both, width, rows=sys.maxsize)
@@ -157,6 +165,43 @@ class CpuBackend(BlockwiseBackend):
         gates = values[..., 0]
         inputs = DeltaInputs(empty, empty, values, gates, gates)
         run_delta(inputs, caches, np.array(rows, dtype=np.int64).reshape(-1, 6))
+
+    def gate_streams(self, x: Tensor, gates: StreamGates) -> tuple[Tensor, Tensor, Tensor]:
+        """See Backend."""
+        tokens, count = x.shape[0], gates.streams
+        shares, factors = torch.empty(tokens, count), torch.empty(tokens, count)
+        mixing = torch.empty(tokens, count, count)
+        mixed.gate_streams(
+            x.numpy(),
+            gates.base.numpy(),
+            gates.scale.numpy(),
+            gates.rounds,
+            np.float32(gates.eps),
+            shares.numpy(),
+            factors.numpy(),
+            mixing.numpy(),
+        )
+        return shares, factors, mixing
+
+    def read_streams(self, streams: Tensor, shares: Tensor) -> Tensor:
+        """See Backend."""
+        if not are_float32(streams):
+            return super().read_streams(streams, shares)
+        out = torch.empty(streams.shape[0], streams.shape[2])
+        mixed.read_streams(streams.numpy(), shares.numpy(), out.numpy())
+        return out
+
+    def write_streams(
+        self, streams: Tensor, out: Tensor, factors: Tensor, mixing: Tensor
+    ) -> Tensor:
+        """See Backend."""
+        if not are_float32(streams, out):
+            return super().write_streams(streams, out, factors, mixing)
+        made = torch.empty(streams.shape)
+        mixed.write_streams(
+            streams.numpy(), out.numpy(), factors.numpy(), mixing.numpy(), made.numpy()
+        )
+        return made
 
     def free_memory(self) -> int:
         """See Backend."""

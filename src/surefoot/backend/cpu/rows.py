@@ -12,9 +12,20 @@ from torch import Tensor
 
 from surefoot.backend.blockwise.attention import BlockwiseRows, Widths
 from surefoot.backend.cpu.kernels import attention, delta, rowwise, writes
-from surefoot.backend.operands import DeltaCaches, DeltaInputs, Placing, RowLayout
+from surefoot.backend.cpu.kernels import latents as kernels
+from surefoot.backend.operands import (
+    Compression,
+    DeltaCaches,
+    DeltaInputs,
+    Entries,
+    Latents,
+    Placing,
+    RowLayout,
+)
 
 Integers = npt.NDArray[np.int64]
+_NO_ENTRIES = np.empty((0, 1, 1), np.float32)
+_ALL = np.empty((0, 0), np.int64)
 
 
 class CompiledRows:
@@ -150,6 +161,71 @@ class CompiledRows:
                 dtype=np.int64,
             ).reshape(-1, 6)
         return run_delta(inputs, caches, self._checkpoints[block])
+
+    def compress(self, raw: Tensor, ring: Tensor, pool: Tensor, form: Compression) -> None:
+        """See RowOperators."""
+        self._check(raw)
+        if not are_float32(raw, ring, pool, form.norm):
+            return self._tiled.compress(raw, ring, pool, form)
+        return kernels.compress(
+            raw.numpy(),
+            ring.numpy(),
+            pool.numpy(),
+            form.ratio,
+            1 + form.overlapped,
+            form.norm.numpy(),
+            np.float32(form.eps),
+            form.cos.numpy()[:, 0],
+            form.sin.numpy()[:, 0],
+            self._by_slot,
+            self._by_table,
+            self._pages,
+        )
+
+    def choose_entries(
+        self, q: Tensor, weights: Tensor, pool: Tensor, ratio: int, count: int
+    ) -> Tensor:
+        """See RowOperators."""
+        self._check(q)
+        if not are_float32(q, weights, pool):
+            return self._tiled.choose_entries(q, weights, pool, ratio, count)
+        chosen = torch.empty(q.shape[0], count, dtype=torch.long)
+        kernels.choose_entries(
+            q.contiguous().numpy(),
+            weights.contiguous().numpy(),
+            pool.numpy(),
+            ratio,
+            self._by_table,
+            self._pages,
+            chosen.numpy(),
+        )
+        return chosen
+
+    def attend_latents(
+        self, q: Tensor, latents: Latents, entries: Entries | None, sinks: Tensor, scale: float
+    ) -> Tensor:
+        """See RowOperators."""
+        self._check(q)
+        if not are_float32(q, latents.own, latents.ring):
+            return self._tiled.attend_latents(q, latents, entries, sinks, scale)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        chosen = None if entries is None else entries.chosen
+        kernels.attend_latents(
+            q.contiguous().numpy(),
+            latents.own.contiguous().numpy(),
+            latents.ring.numpy(),
+            latents.window,
+            _NO_ENTRIES if entries is None else entries.pool.numpy(),
+            0 if entries is None else entries.ratio,
+            _ALL if chosen is None else chosen.numpy(),
+            sinks.numpy(),
+            np.float32(scale),
+            self._by_slot,
+            self._by_table,
+            self._pages,
+            out.numpy(),
+        )
+        return out
 
     @cached_property
     def _by_table(self) -> Integers:

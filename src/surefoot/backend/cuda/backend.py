@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -49,9 +50,11 @@ class CudaBackend(BlockwiseBackend):
         moved = None if bias is None else bias.to(self.device)
         return PlainLinear(weight.to(self.device), moved)
 
-    def pack_gated(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    def pack_gated(
+        self, weight: Tensor, bias: Tensor | None, limit: float = math.inf
+    ) -> Callable[[Tensor], Tensor]:
         """See Backend."""
-        return PlainGated(self.pack_linear(weight, bias))
+        return PlainGated(self.pack_linear(weight, bias), limit)
 
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """See Backend."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from surefoot.backend.cpu.kernels import attention, choose, delta, rowwise, writes
+from surefoot.backend.cpu.kernels import attention, choose, delta, latents, rowwise, streams, writes
 from surefoot.backend.cpu.kernels.compile import Kernel
 
-_MODULES = (attention, choose, delta, rowwise, writes)
+_MODULES = (attention, choose, delta, latents, rowwise, streams, writes)
 
 
 def prepare_kernels(progress: Callable[[str], None]) -> None:

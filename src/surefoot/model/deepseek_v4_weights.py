@@ -1,0 +1,212 @@
+"""How DeepSeek V4's tensors become layers: names, orders within heads, and both expert layouts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from surefoot.backend.operands import StreamGates
+from surefoot.backend.protocol import Backend, Linear
+from surefoot.errors import WeightsError
+from surefoot.model.deepseek_v4_config import HASHED, SPARSE, LatentConfig
+from surefoot.model.layers.hyper import HyperConnection, Normed, StreamHead
+from surefoot.model.layers.latent import (
+    Compressor,
+    Indexer,
+    LatentAttention,
+    LatentCaches,
+    RawRows,
+    trailing_order,
+)
+from surefoot.model.layers.routed import BiasedChoice, RoutedFeed, TableChoice
+from surefoot.weights.load import TensorTaker
+
+
+@dataclass(frozen=True)
+class LatentTensors:
+    """Takes the tensors of a checkpoint and packs them.
+
+    Attributes:
+        take: where tensors come from.
+        config: sizes.
+        backend: packs.
+    """
+
+    take: TensorTaker
+    config: LatentConfig
+    backend: Backend
+
+    def vector(self, name: str, size: int) -> Tensor:
+        """A norm's weights [size]."""
+        return self.take.take(name, (size,)).to(self.backend.device)
+
+    def exact(self, name: str, *shape: int) -> Tensor:
+        """A tensor in float32, whatever the model's element type."""
+        return self.take.take(name, shape, torch.float32).to(self.backend.device)
+
+    def weight(self, name: str, outputs: int, inputs: int) -> Tensor:
+        """The weight of the linear `name`."""
+        return self.take.take(name + ".weight", (outputs, inputs))
+
+    def linear(self, name: str, outputs: int, inputs: int) -> Linear:
+        """The linear `name`, packed."""
+        return self.backend.pack_linear(self.weight(name, outputs, inputs), None)
+
+    def connection(self, name: str) -> HyperConnection:
+        """The hyper-connection whose tensors start with `name`."""
+        sizes = self.config.streams
+        return HyperConnection(
+            normed=self._normed(name + "fn", sizes.gates),
+            gates=StreamGates(
+                base=self.exact(name + "base", sizes.gates),
+                scale=self.exact(name + "scale", 3),
+                streams=sizes.count,
+                rounds=sizes.rounds,
+                eps=sizes.eps,
+            ),
+        )
+
+    def stream_head(self, name: str) -> StreamHead:
+        """What joins the streams in the end; its tensors start with `name`."""
+        sizes = self.config.streams
+        return StreamHead(
+            normed=self._normed(name + "hc_fn", sizes.count),
+            base=self.exact(name + "hc_base", sizes.count),
+            scale=self.exact(name + "hc_scale", 1),
+            eps=sizes.eps,
+        )
+
+    def _normed(self, name: str, outputs: int) -> Normed:
+        width = self.config.streams.count * self.config.hidden
+        weight = self.take.take(name, (outputs, width), torch.float32)
+        return Normed(
+            product=self.backend.pack_linear(weight, None),
+            ones=torch.ones(width, device=self.backend.device),
+            eps=self.config.eps,
+            backend=self.backend,
+        )
+
+    def attention(self, name: str, kind: str, caches: LatentCaches) -> LatentAttention:
+        """The attention of a layer of this kind whose tensors start with `name`."""
+        config, sizes = self.config, self.config.attention
+        hidden, order = config.hidden, trailing_order(sizes.size, sizes.rotated)
+        latent = self.weight(name + "kv_proj", sizes.size, hidden)[order]
+        low = self.weight(name + "q_a_proj", sizes.query_rank, hidden)
+        queries = self.weight(name + "q_b_proj", sizes.heads * sizes.size, sizes.query_rank)
+        compressor = config.compressor(kind)
+        inner = name + "compressor."
+        return LatentAttention(
+            sizes=sizes,
+            eps=config.eps,
+            low=self.backend.pack_linear(torch.cat((low, latent)), None),
+            low_norm=self.vector(name + "q_a_norm.weight", sizes.query_rank),
+            queries=self._heads(queries, order),
+            head_norm=torch.ones(sizes.size, dtype=self.take.dtype, device=self.backend.device),
+            latent_norm=self.vector(name + "kv_norm.weight", sizes.size)[order],
+            raw=None if compressor is None else self._raw(inner, compressor, sizes.size),
+            indexer=self._indexer(inner + "indexer.") if kind == SPARSE else None,
+            sinks=self.exact(name + "sinks", sizes.heads),
+            groups=self._groups(name + "o_a_proj", order),
+            output=self.linear(name + "o_b_proj", hidden, sizes.groups * sizes.output_rank),
+            caches=caches,
+            backend=self.backend,
+        )
+
+    def _heads(self, weight: Tensor, order: Tensor) -> Linear:
+        """A linear to heads, each in a new order."""
+        ordered = weight.view(-1, len(order), weight.shape[1])[:, order]
+        return self.backend.pack_linear(ordered.flatten(0, 1), None)
+
+    def _groups(self, name: str, order: Tensor) -> tuple[Linear, ...]:
+        sizes = self.config.attention
+        heads = sizes.heads // sizes.groups
+        weight = self.weight(name, sizes.groups * sizes.output_rank, heads * sizes.size)
+        by_head = weight.view(sizes.groups, sizes.output_rank, heads, sizes.size)[..., order]
+        return tuple(self.backend.pack_linear(group.flatten(1), None) for group in by_head)
+
+    def _raw(self, name: str, form: Compressor, size: int) -> RawRows:
+        """What makes entries of `size`; its tensors start with `name`."""
+        hidden, width = self.config.hidden, form.width(size)
+        order = trailing_order(size, self.config.attention.rotated)
+        parts = [
+            self.take.take(f"{name}{part}_proj.weight", (width, hidden), torch.float32)
+            for part in ("kv", "gate")
+        ]
+        ordered = [part.view(-1, size, hidden)[:, order].flatten(0, 1) for part in parts]
+        bias = self.take.take(name + "position_bias", (form.ratio, width), torch.float32)
+        bias = bias.view(form.ratio, -1, size)[..., order].flatten(1)
+        return RawRows(
+            form=form,
+            product=self.backend.pack_linear(torch.cat(ordered), None),
+            bias=torch.cat((torch.zeros_like(bias), bias), dim=1).to(self.backend.device),
+            norm=self.vector(name + "kv_norm.weight", size)[order],
+            eps=self.config.eps,
+            backend=self.backend,
+        )
+
+    def _indexer(self, name: str) -> Indexer:
+        config, sizes = self.config, self.config.indexer
+        rank = config.attention.query_rank
+        queries = self.weight(name + "q_b_proj", sizes.heads * sizes.size, rank)
+        return Indexer(
+            sizes=sizes,
+            queries=self._heads(queries, trailing_order(sizes.size, config.attention.rotated)),
+            weights=self.linear(name + "scorer.weights_proj", sizes.heads, config.hidden),
+            keys=self._raw(name, config.sparse, sizes.size),
+            backend=self.backend,
+        )
+
+    def feed(self, name: str, router: str) -> RoutedFeed:
+        """The feed-forward whose tensors start with `name`."""
+        sizes, hidden = self.config.feed, self.config.hidden
+        weight = self.take.take(name + "gate.weight", (sizes.experts, hidden), torch.float32)
+        shared = name + "shared_experts."
+        gate_up, down = self._expert(shared)
+        return RoutedFeed(
+            scale=sizes.scale,
+            router=self.backend.pack_linear(weight, None),
+            choice=self._choice(name + "gate.", router),
+            experts=self.backend.pack_experts(*self._experts(name + "experts."), sizes.limit),
+            gated=self.backend.pack_gated(gate_up, None, sizes.limit),
+            down=self.backend.pack_linear(down, None),
+            backend=self.backend,
+        )
+
+    def _choice(self, name: str, router: str) -> TableChoice | BiasedChoice:
+        sizes = self.config.feed
+        if router == HASHED:
+            shape = (self.config.vocab_size, sizes.chosen)
+            return TableChoice(self._table(name + "tid2eid", shape).to(self.backend.device))
+        bias = self.exact(name + "e_score_correction_bias", sizes.experts)
+        return BiasedChoice(bias, sizes.chosen)
+
+    def _table(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Expert ids by token."""
+        table, experts = self.take.take(name, shape, torch.int64), self.config.feed.experts
+        if not 0 <= int(table.min()) <= int(table.max()) < experts:
+            raise WeightsError(f"tensor {name!r} must hold expert ids from 0 to {experts - 1} only")
+        return table
+
+    def _expert(self, name: str) -> tuple[Tensor, Tensor]:
+        """gate_up [2 inner, hidden] and down [hidden, inner] of one expert."""
+        inner, hidden = self.config.feed.inner, self.config.hidden
+        parts = [self.weight(f"{name}{part}_proj", inner, hidden) for part in ("gate", "up")]
+        return torch.cat(parts), self.weight(name + "down_proj", hidden, inner)
+
+    def _experts(self, name: str) -> tuple[Tensor, Tensor]:
+        """gate_up [E, 2 inner, hidden] and down [E, hidden, inner], stored whole or one by one."""
+        sizes, hidden = self.config.feed, self.config.hidden
+        shape = (sizes.experts, 2 * sizes.inner, hidden)
+        if self.take.has(name + "gate_up_proj"):
+            down_shape = (sizes.experts, hidden, sizes.inner)
+            return (
+                self.take.take(name + "gate_up_proj", shape),
+                self.take.take(name + "down_proj", down_shape),
+            )
+        gate_up = torch.empty(shape, dtype=self.take.dtype)
+        down = torch.empty(sizes.experts, hidden, sizes.inner, dtype=self.take.dtype)
+        for expert in range(sizes.experts):
+            gate_up[expert], down[expert] = self._expert(f"{name}{expert}.")
+        return gate_up, down

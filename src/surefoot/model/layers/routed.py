@@ -1,0 +1,89 @@
+"""Experts chosen by a table or by scores, beside one that all tokens share (DeepSeek V4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from surefoot.backend.protocol import Backend, Experts, Linear
+
+_LEAST_SUM = 1e-20
+
+
+@dataclass(frozen=True)
+class RoutedSizes:
+    """A feed-forward of experts.
+
+    Attributes:
+        experts: how many there are, the shared one aside.
+        chosen: how many each token takes.
+        inner: width of an expert, the shared one too.
+        scale: factor on what the chosen ones put out (`routed_scaling_factor`).
+        limit: inner values are cut off there (`swiglu_limit`).
+    """
+
+    experts: int
+    chosen: int
+    inner: int
+    scale: float
+    limit: float
+
+    def parameters(self, hidden: int) -> int:
+        """How many numbers the weights are, without a bias for the choice."""
+        return (3 * self.inner * (self.experts + 1) + self.experts) * hidden
+
+
+@dataclass(frozen=True)
+class TableChoice:
+    """Experts by token id; `table` is [vocabulary, chosen] int64."""
+
+    table: Tensor
+
+    def __call__(self, tokens: Tensor, scores: Tensor, backend: Backend) -> Tensor:
+        """[T, chosen] expert ids of tokens [T]."""
+        return self.table[tokens]
+
+
+@dataclass(frozen=True)
+class BiasedChoice:
+    """The best experts by score plus bias; `bias` is [experts] float32."""
+
+    bias: Tensor
+    chosen: int
+
+    def __call__(self, tokens: Tensor, scores: Tensor, backend: Backend) -> Tensor:
+        """[T, chosen] expert ids for scores [T, experts]."""
+        return backend.top_k(scores + self.bias, self.chosen)[1]
+
+
+@dataclass(frozen=True)
+class RoutedFeed:
+    """A token's experts, weighted by their scores, and the shared expert.
+
+    Attributes:
+        scale: factor on what the chosen experts put out.
+        router: to a number for each expert.
+        choice: which experts a token takes.
+        experts: all of them, packed.
+        gated: inner values of the shared expert.
+        down: of the shared expert.
+        backend: computes.
+    """
+
+    scale: float
+    router: Linear
+    choice: TableChoice | BiasedChoice
+    experts: Experts
+    gated: Callable[[Tensor], Tensor]
+    down: Linear
+    backend: Backend
+
+    def __call__(self, x: Tensor, tokens: Tensor) -> Tensor:
+        """Map [T, hidden] to [T, hidden]; `tokens` [T] are the ids."""
+        scores = self.backend.sqrt_softplus(self.router(x.float()))
+        chosen = self.choice(tokens, scores, self.backend)
+        weights = scores.gather(1, chosen)
+        weights = weights / (weights.sum(1, keepdim=True) + _LEAST_SUM) * self.scale
+        return self.down.add(self.gated(x), self.experts(x, chosen, weights))

@@ -1,0 +1,124 @@
+"""Operators of compressed caches and of streams, each on the random case of a given number."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from surefoot.backend.operands import Compression, Entries, Latents, StreamGates
+from surefoot.backend.protocol import Backend
+from surefoot.model.layers.rotary import make_rotary
+from tests.unit.backend.layouts import GARBAGE, Case, case_of
+
+
+def _entries(case: Case, ratio: int, size: int) -> Tensor:
+    """[pages, P / ratio, size]: complete entries, garbage where none is, NaN in other pages."""
+    layout = case.layout
+    share = layout.page_tokens // ratio
+    pool = torch.full((case.pages, share, size), float("nan"))
+    for table in layout.tables:
+        pool[list(table)] = GARBAGE
+    for row, first in enumerate(layout.first):
+        for number in range(first // ratio):
+            values = torch.randn(size, generator=case.draws)
+            pool[layout.tables[row][number // share], number % share] = values
+    return pool
+
+
+def _ring(case: Case, size: int, window: int) -> Tensor:
+    """[slots, capacity, size]: the window before each row, garbage in its other columns."""
+    capacity = window + 2
+    ring = torch.full((case.slots, capacity, size), float("nan"))
+    for row, first in enumerate(case.layout.first):
+        slot = case.layout.slots[row]
+        ring[slot] = GARBAGE
+        for position in range(max(0, first - window), first):
+            ring[slot, position % capacity] = torch.randn(size, generator=case.draws)
+    return ring
+
+
+def _ratio(case: Case, seed: int) -> int:
+    page = case.layout.page_tokens
+    return random.Random(seed).choice([n for n in (1, 2, 4, 8) if page % n == 0])
+
+
+def compress(backend: Backend, seed: int) -> Sequence[Tensor]:
+    case, device = case_of(seed), backend.device
+    ratio, halves, size = _ratio(case, seed), 1 + seed % 2, case.size
+    raw = torch.randn(case.tokens, 2 * halves * size, generator=case.draws)
+    ring, pool = _ring(case, 2 * halves * size, halves * ratio), _entries(case, ratio, size)
+    layout = case.layout
+    begins = [
+        (first + i) // ratio * ratio
+        for row, first in enumerate(layout.first)
+        for i in range(layout.length(row))
+    ]
+    positions = torch.tensor(begins, dtype=torch.long).to(device)
+    cos, sin = make_rotary(size, 10000.0, None)(positions, backend)
+    norm = torch.rand(size, generator=case.draws).to(device)
+    form = Compression(ratio, halves == 2, norm, 1e-6, cos, sin)
+    pool = pool.to(device)
+    backend.rows(layout).compress(raw.to(device), ring.to(device), pool, form)
+    return (pool,)
+
+
+def choose_entries(backend: Backend, seed: int) -> Sequence[Tensor]:
+    """Whole numbers and few of them, so that sums are exact and most scores are tied."""
+    case, rng, device = case_of(seed), random.Random(seed), backend.device
+    ratio, heads, size = _ratio(case, seed), rng.randint(1, 9), case.size
+    draws = case.draws
+    q = torch.randint(-2, 3, (case.tokens, heads, size), generator=draws).float()
+    weights = torch.randint(-1, 2, (case.tokens, heads), generator=draws).float()
+    keys = _entries(case, ratio, size)
+    pool = torch.where(keys.abs() < 100, keys.round(), keys)
+    # Garbage stays, and what the step itself completes is there by now.
+    pool = torch.where(keys == GARBAGE, torch.randint(-2, 3, keys.shape, generator=draws), pool)
+    rows = backend.rows(case.layout)
+    count = rng.randint(1, 9)
+    return (rows.choose_entries(q.to(device), weights.to(device), pool.to(device), ratio, count),)
+
+
+def attend_latents(backend: Backend, seed: int) -> Sequence[Tensor]:
+    case, rng, device = case_of(seed), random.Random(seed), backend.device
+    ratio, size, draws = _ratio(case, seed), case.size, case.draws
+    q = case.queries().to(device)
+    own = torch.randn(case.tokens, size, generator=draws).to(device)
+    latents = Latents(own, _ring(case, size, case.window).to(device), case.window)
+    pool = _entries(case, ratio, size)
+    pool = torch.where(pool == GARBAGE, torch.randn(pool.shape, generator=draws), pool).to(device)
+    sinks = torch.randn(case.query_heads, generator=draws).to(device)
+    rows, scale = backend.rows(case.layout), size**-0.5
+    chosen = rows.choose_entries(q, q.sum(-1), pool, ratio, rng.randint(1, 9)).cpu()
+    some = chosen.masked_fill(torch.rand(chosen.shape, generator=draws) < 0.3, -1)
+    some = some.masked_fill(some < 0, 1 << 30).sort(dim=1).values
+    some = some.masked_fill(some == 1 << 30, -1).to(device)
+    choices = (None, Entries(pool, ratio, None), Entries(pool, ratio, some))
+    return [rows.attend_latents(q, latents, entries, sinks, scale) for entries in choices]
+
+
+def streams(backend: Backend, seed: int) -> Sequence[Tensor]:
+    rng, draws = random.Random(seed), torch.Generator().manual_seed(seed)
+    count, size, tokens = rng.randint(1, 5), rng.randint(1, 70), rng.randrange(40)
+    width, device = count * (count + 2), backend.device
+    base, scale = torch.randn(width, generator=draws), torch.rand(3, generator=draws)
+    gates = StreamGates(base.to(device), scale.to(device), count, rng.randint(1, 20), 1e-6)
+    x = torch.randn(tokens, width, generator=draws).to(device)
+    shares, factors, mixing = backend.gate_streams(x, gates)
+    many = torch.randn(tokens, count, size, generator=draws).to(device)
+    out = torch.randn(tokens, size, generator=draws).to(device)
+    return (
+        shares,
+        factors,
+        mixing,
+        backend.read_streams(many, shares),
+        backend.write_streams(many, out, factors, mixing),
+    )
+
+
+def sqrt_softplus(backend: Backend, seed: int) -> Sequence[Tensor]:
+    draws = torch.Generator().manual_seed(seed)
+    x = 30 * torch.randn(seed % 17, 1 + seed % 70, generator=draws)
+    return (backend.sqrt_softplus(x.to(backend.device)),)
