@@ -40,7 +40,7 @@ class TokenizerError(ModelError):
 
 
 class MemoryPlanError(SettingError):
-    """The caches do not fit in the memory that may be used."""
+    """Weights or caches do not fit in the memory that may be used."""
 
     def __init__(self, message: str) -> None:
         super().__init__("memory", message)

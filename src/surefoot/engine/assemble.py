@@ -24,7 +24,7 @@ from surefoot.errors import MemoryPlanError, SettingError
 from surefoot.state.ledger import Ledger, LedgerLimits
 from surefoot.state.plan import MemoryPlan, plan_memory
 from surefoot.state.pool import Pools
-from surefoot.state.spec import CacheSpec, recurrent_block
+from surefoot.state.spec import CacheSpec, page_unit, recurrent_block
 
 _LEAST_CONTEXT = 256
 
@@ -157,8 +157,12 @@ def drafter_caches(
 
 
 def page_tokens_of(config: EngineConfig, target: LoadedModel) -> int:
-    """P: what the config says, or the backend."""
-    return config.page_tokens or target.backend.capabilities.page_tokens
+    """P: what the config says, or what the backend likes, or the next that suits the model."""
+    if config.page_tokens is not None:
+        return config.page_tokens
+    description = target.model.description
+    unit = page_unit((*description.caches, *description.draft_caches))
+    return -(-target.backend.capabilities.page_tokens // unit) * unit
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import torch
 from surefoot.backend import make_backend
 from surefoot.backend.protocol import Backend
 from surefoot.config import EngineConfig
-from surefoot.errors import SettingError
-from surefoot.model.model import Model
+from surefoot.errors import MemoryPlanError, SettingError
+from surefoot.model.model import Description, Model
 from surefoot.model.registry import family_of
 from surefoot.state.pool import DTYPES
 from surefoot.text.gguf_vocab import tokenizer_from_gguf
@@ -75,6 +75,7 @@ def load_on(
     try:
         take = TensorTaker(checkpoint, DTYPES[kind], progress)
         family = family_of(checkpoint.config)
+        _require_memory(family.describe(checkpoint.config, kind, prefix), name, backend, kind)
         model = family.load(take, checkpoint.config, backend, prefix)
         take.finish()
         tokenizer = _tokenizer(checkpoint, path)
@@ -83,6 +84,31 @@ def load_on(
         checkpoint.close()
     size = model.description.parameters * DTYPES[kind].itemsize
     return LoadedModel(name, model, backend, kind, tokenizer, generation, size)
+
+
+def _require_memory(description: Description, name: str, backend: Backend, dtype: str) -> None:
+    """Refuse before anything is read.
+
+    Raises:
+        MemoryPlanError: the weights do not fit into what is free.
+    """
+    needed, free = description.parameters * DTYPES[dtype].itemsize, backend.free_memory()
+    if needed > free:
+        others = [other for other in backend.capabilities.dtypes if other != dtype]
+        smaller = [
+            f"--dtype {other} ({_gib(description.parameters * DTYPES[other].itemsize)})"
+            for other in others
+            if DTYPES[other].itemsize < DTYPES[dtype].itemsize
+        ]
+        raise MemoryPlanError(
+            f"the {description.parameters:,} weights of {name} need {_gib(needed)} in "
+            f"{dtype}, and {_gib(free)} are free; "
+            f"take {' or '.join([*smaller, 'a smaller model'])}"
+        )
+
+
+def _gib(count: int) -> str:
+    return f"{count / (1 << 30):.2f} GiB"
 
 
 def load_draft(

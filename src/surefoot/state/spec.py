@@ -11,7 +11,7 @@ Plain data: no tensors here, so a memory plan can be made and tested without a m
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "int32": 4, "int64": 8}
@@ -128,6 +128,14 @@ class Recurrent:
 
 
 CacheSpec = Paged | Ring | Recurrent
+
+
+def page_unit(specs: Sequence[CacheSpec]) -> int:
+    """What the page size must be a multiple of: every ratio and every block."""
+    return math.lcm(
+        *(spec.ratio for spec in specs if isinstance(spec, Paged)),
+        *(spec.block for spec in specs if isinstance(spec, Recurrent)),
+    )
 
 
 def in_points(spec: CacheSpec) -> bool:
