@@ -71,17 +71,23 @@ def choose_entries(
     for token in tokens_of(layout):
         seen = (token.position + 1) // ratio
         keys = _entries(layout, pool, token.row, ratio, range(seen)).float()
-        alike = (q[token.index].float()[:, None] * keys).sum(-1).relu()
-        scores = (alike * weights[token.index][:, None]).sum(0)
+        # Head by head, so that memory grows with the entries alone.
+        alike = [(head * keys).sum(-1).relu() for head in q[token.index].float()]
+        scores = (torch.stack(alike) * weights[token.index][:, None]).sum(0)
         order = torch.sort(scores, descending=True, stable=True).indices[:count]
         chosen[token.index, : len(order)] = order.sort().values
     return chosen
 
 
 def attend_latents(
-    layout: RowLayout, q: Tensor, latents: Latents, entries: Entries | None, sinks: Tensor
+    layout: RowLayout,
+    q: Tensor,
+    latents: Latents,
+    entries: Entries | None,
+    sinks: Tensor,
+    scale: float,
 ) -> Tensor:
-    """See RowOperators.attend_latents; queries are scaled."""
+    """See RowOperators.attend_latents."""
     out = torch.empty_like(q)
     for token in tokens_of(layout):
         start = max(0, token.position + 1 - latents.window, layout.visible_from[token.row])
@@ -91,9 +97,9 @@ def attend_latents(
             seen = _seen(entries, token)
             more = _entries(layout, entries.pool, token.row, entries.ratio, seen)
             keys = torch.cat((keys, more.float()))
-        scores = (q[token.index].float()[:, None] * keys).sum(-1)
+        scores = torch.stack([(head * keys).sum(-1) for head in q[token.index].float() * scale])
         weights = torch.softmax(torch.cat((scores, sinks.float()[:, None]), dim=1), dim=1)
-        mixed = (weights[:, :-1, None] * keys).sum(1)
+        mixed = torch.stack([(head[:-1, None] * keys).sum(0) for head in weights])
         out[token.index] = mixed.to(q.dtype)
     return out
 

@@ -118,7 +118,7 @@ class ReferenceRows:
         self, q: Tensor, latents: Latents, entries: Entries | None, sinks: Tensor, scale: float
     ) -> Tensor:
         """See RowOperators."""
-        return plain_latents.attend_latents(self.layout, q * scale, latents, entries, sinks)
+        return plain_latents.attend_latents(self.layout, q, latents, entries, sinks, scale)
 
     def _entry(self, own: Tensor, ring: Tensor, row: int, position: int) -> Tensor:
         """What a row has at a position: of the step, or of the ring before its first token."""

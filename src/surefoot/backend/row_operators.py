@@ -162,6 +162,7 @@ class RowOperators(Protocol):
         Returns:
             [T, count] int64: of the entries that a token can see those with the greatest sum of
             weight * relu(q . key) over heads, the lowest index among equals; ascending, then -1.
+            What becomes of scores that are not numbers is open.
         """
         ...
 

@@ -124,7 +124,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Angles:
+class RotaryKinds:
     """Rotary angles by kind of layer; heads of the indexer have frequencies of their own size."""
 
     config: LatentConfig
@@ -134,15 +134,16 @@ class Angles:
     backend: Backend
 
     @staticmethod
-    def make(config: LatentConfig, backend: Backend) -> Angles:
+    def make(config: LatentConfig, backend: Backend) -> RotaryKinds:
         """For all layers."""
         size, rotated = config.attention.size, config.attention.rotated
         scaling, theta = config.scaling, config.compressed_theta
-        return Angles(
+        index = config.indexer.size if SPARSE in config.kinds else size
+        return RotaryKinds(
             config,
             make_partial_rotary(size, rotated, config.theta, {}),
             make_partial_rotary(size, rotated, theta, scaling),
-            make_partial_rotary(config.indexer.size, rotated, theta, scaling),
+            make_partial_rotary(index, rotated, theta, scaling),
             backend,
         )
 
@@ -166,7 +167,7 @@ class Ends:
 
     embedding: Tensor
     head: Linear
-    angles: Angles
+    angles: RotaryKinds
 
 
 class MtpHead:
@@ -272,7 +273,7 @@ def _take_ends(tensors: LatentTensors) -> Ends:
     return Ends(
         embedding=embedding.to(tensors.backend.device),
         head=tensors.linear("lm_head", *table),
-        angles=Angles.make(config, tensors.backend),
+        angles=RotaryKinds.make(config, tensors.backend),
     )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from surefoot.errors import ModelError
 from surefoot.model.layers.hyper import StreamSizes
 from surefoot.model.layers.latent import Compressor, IndexerSizes, LatentSizes
+from surefoot.model.layers.rotary import make_partial_rotary
 from surefoot.model.layers.routed import RoutedSizes
 from surefoot.model.model import ConfigReader
 
@@ -101,46 +102,84 @@ def read_config(config: Mapping[str, object]) -> LatentConfig:
     """Check and translate a config.json.
 
     Raises:
-        ModelError: an entry is missing, of the wrong type, or asks for what is not supported.
+        ModelError: an entry is missing, of the wrong type or size, or asks for what is not
+            supported.
     """
     read = ConfigReader(config)
     _refuse_variants(read)
-    layers = read.integer("num_hidden_layers")
-    ropes = read.mapping("rope_parameters")
-    scaling = dict(_mapping(ropes, "compress") or read.mapping("rope_scaling"))
-    scaling.setdefault("attention_factor", 1.0)
-    if scaling.get("attention_factor") != 1.0:
-        raise ModelError("config.json: rope scaling must leave attention_factor at 1.0")
-    for name in ("partial_rotary_factor", "mscale", "mscale_all_dim"):
-        scaling.pop(name, None)
-    rates = _rates(read)
-    return LatentConfig(
+    layers, rates = _count(read, "num_hidden_layers"), _rates(read)
+    plain, compressed = _ropes(read)
+    known = LatentConfig(
         architecture=read.strings("architectures")[0],
-        vocab_size=read.integer("vocab_size"),
-        hidden=read.integer("hidden_size"),
-        max_positions=read.integer("max_position_embeddings"),
+        vocab_size=_count(read, "vocab_size"),
+        hidden=_count(read, "hidden_size"),
+        max_positions=_count(read, "max_position_embeddings"),
         eps=read.number("rms_norm_eps", 1e-6),
         kinds=_kinds(read, config, layers),
         routers=_routers(read, layers),
-        attention=_attention(read, ropes),
+        attention=_attention(read, plain),
         streams=StreamSizes(
-            count=read.integer("hc_mult"),
-            rounds=read.integer("hc_sinkhorn_iters", 20),
+            count=_count(read, "hc_mult"),
+            rounds=_count(read, "hc_sinkhorn_iters", 20),
             eps=read.number("hc_eps", 1e-6),
         ),
         feed=_feed(read),
         sparse=Compressor(rates["compressed_sparse_attention"], overlapped=True),
         heavy=Compressor(rates["heavily_compressed_attention"], overlapped=False),
         indexer=IndexerSizes(
-            heads=read.integer("index_n_heads"),
-            size=read.integer("index_head_dim"),
-            chosen=read.integer("index_topk"),
+            heads=_count(read, "index_n_heads"),
+            size=_count(read, "index_head_dim"),
+            chosen=_count(read, "index_topk"),
         ),
-        theta=read.number("rope_theta", 10000.0),
-        compressed_theta=read.number("compress_rope_theta", 160000.0),
-        scaling=scaling,
+        theta=_theta(plain, read.number("rope_theta", 10000.0)),
+        compressed_theta=_theta(compressed, read.number("compress_rope_theta", 160000.0)),
+        scaling=_scaling(compressed),
         promises_mtp=read.integer("num_nextn_predict_layers", 0) > 0,
     )
+    # Sizes that rope cannot turn are told here, where no weights are needed.
+    make_partial_rotary(known.attention.size, known.attention.rotated, known.theta, {})
+    if SPARSE in known.kinds:
+        make_partial_rotary(known.indexer.size, known.attention.rotated, known.theta, {})
+    return known
+
+
+def _count(read: ConfigReader, name: str, default: int | None = None) -> int:
+    """A whole number of at least 1."""
+    if (count := read.integer(name, default)) < 1:
+        raise ModelError(f"config.json: {name} must be at least 1, not {count}")
+    return count
+
+
+def _ropes(read: ConfigReader) -> tuple[Mapping[str, object], Mapping[str, object]]:
+    """Rope entries of window layers and of the others, wherever the config has them.
+
+    A config may name both kinds, or speak of the compressed kind alone, as `rope_parameters` or as
+    `rope_scaling`.
+    """
+    ropes = read.mapping("rope_parameters")
+    if "main" in ropes or "compress" in ropes:
+        kinds = ConfigReader(ropes)
+        return kinds.mapping("main"), kinds.mapping("compress")
+    return {}, ropes or read.mapping("rope_scaling")
+
+
+def _theta(rope: Mapping[str, object], outside: float) -> float:
+    """The base of the frequencies; what stands in the rope's own entries counts."""
+    if (theta := ConfigReader(rope).number("rope_theta", outside)) <= 0:
+        raise ModelError(f"config.json: rope_theta must be above 0, not {theta}")
+    return theta
+
+
+def _scaling(rope: Mapping[str, object]) -> Mapping[str, object]:
+    """The scaling of the compressed kind, which never scales the attention."""
+    factor = ConfigReader(rope).number("attention_factor", 1.0)
+    if factor != 1.0:
+        raise ModelError(f"config.json: attention_factor must be 1.0, not {factor}")
+    left_out = ("partial_rotary_factor", "mscale", "mscale_all_dim", "rope_theta")
+    kept = {name: value for name, value in rope.items() if name not in left_out}
+    if ConfigReader(kept).number("factor", 1.0) <= 0:
+        raise ModelError(f"config.json: rope factor must be above 0, not {kept['factor']}")
+    return {**kept, "attention_factor": 1.0}
 
 
 def _refuse_variants(read: ConfigReader) -> None:
@@ -171,21 +210,25 @@ def _kinds(read: ConfigReader, config: Mapping[str, object], layers: int) -> tup
     """The kind of each layer: by name, or by its ratio, of which the draft head has one too."""
     named = read.strings("layer_types")
     if named:
-        if set(named) - _KINDS.keys() or len(named) != layers:
+        if set(named) - _KINDS.keys() or len(named) < layers:
             raise ModelError(
                 f"config.json: layer_types must name {layers} known kinds "
-                f"({', '.join(_KINDS)}), not {list(named)}"
+                f"({', '.join(_KINDS)}), not {len(named)} of {sorted(set(named))}"
             )
-        return tuple(_KINDS[kind] for kind in named)
+        return tuple(_KINDS[kind] for kind in named[:layers])
     ratios = config.get("compress_ratios")
-    if not isinstance(ratios, Sequence) or len(ratios) < layers:
+    if not isinstance(ratios, list) or len(ratios) < layers:
         raise ModelError(
             f"config.json: layer_types or compress_ratios must tell the kinds of {layers} layers"
         )
-    if unknown := [ratio for ratio in ratios if ratio not in _KINDS_BY_RATIO]:
+    if any(type(ratio) is not int or ratio not in _KINDS_BY_RATIO for ratio in ratios):
         raise ModelError(
-            f"config.json: compress_ratios {unknown} are not supported; known are "
-            f"{list(_KINDS_BY_RATIO)}"
+            f"config.json: compress_ratios must be of {list(_KINDS_BY_RATIO)}, not {ratios}"
+        )
+    if any(ratios[layers:]):
+        raise ModelError(
+            f"config.json: compress_ratios has {ratios[layers:]} for the draft head, "
+            "which is supported with a window only (0)"
         )
     return tuple(_KINDS_BY_RATIO[ratio] for ratio in ratios[:layers])
 
@@ -193,14 +236,16 @@ def _kinds(read: ConfigReader, config: Mapping[str, object], layers: int) -> tup
 def _routers(read: ConfigReader, layers: int) -> tuple[str, ...]:
     named = read.strings("mlp_layer_types")
     if not named:
-        hashed = read.integer("num_hash_layers", read.integer("n_hash_layers", 0))
+        hashed = read.integer("num_hash_layers", read.integer("n_hash_layers", 3))
+        if hashed < 0:
+            raise ModelError(f"config.json: num_hash_layers must be at least 0, not {hashed}")
         return (HASHED,) * min(hashed, layers) + (BIASED,) * max(0, layers - hashed)
-    if set(named) - _ROUTERS.keys() or len(named) != layers:
+    if set(named) - _ROUTERS.keys() or len(named) < layers:
         raise ModelError(
             f"config.json: mlp_layer_types must name {layers} known kinds "
-            f"({', '.join(_ROUTERS)}), not {list(named)}"
+            f"({', '.join(_ROUTERS)}), not {len(named)} of {sorted(set(named))}"
         )
-    return tuple(_ROUTERS[kind] for kind in named)
+    return tuple(_ROUTERS[kind] for kind in named[:layers])
 
 
 def _rates(read: ConfigReader) -> dict[str, int]:
@@ -215,19 +260,18 @@ def _rates(read: ConfigReader) -> dict[str, int]:
     return rates
 
 
-def _attention(read: ConfigReader, ropes: Mapping[str, object]) -> LatentSizes:
-    size, heads = read.integer("head_dim"), read.integer("num_attention_heads")
-    share = ConfigReader(_mapping(ropes, "main")).number(
-        "partial_rotary_factor", read.number("partial_rotary_factor", 64 / 512)
-    )
+def _attention(read: ConfigReader, rope: Mapping[str, object]) -> LatentSizes:
+    size, heads = _count(read, "head_dim"), _count(read, "num_attention_heads")
+    outside = read.number("partial_rotary_factor", 64 / 512)
+    share = ConfigReader(rope).number("partial_rotary_factor", outside)
     sizes = LatentSizes(
         heads=heads,
         size=size,
-        rotated=read.integer("qk_rope_head_dim", int(size * share)),
-        query_rank=read.integer("q_lora_rank"),
-        groups=read.integer("o_groups"),
-        output_rank=read.integer("o_lora_rank"),
-        window=read.integer("sliding_window"),
+        rotated=_count(read, "qk_rope_head_dim", round(size * share)),
+        query_rank=_count(read, "q_lora_rank"),
+        groups=_count(read, "o_groups"),
+        output_rank=_count(read, "o_lora_rank"),
+        window=_count(read, "sliding_window"),
     )
     if heads % sizes.groups:
         raise ModelError(f"config.json: {heads} heads cannot form {sizes.groups} o_groups")
@@ -236,20 +280,16 @@ def _attention(read: ConfigReader, ropes: Mapping[str, object]) -> LatentSizes:
 
 def _feed(read: ConfigReader) -> RoutedSizes:
     sizes = RoutedSizes(
-        experts=read.integer("n_routed_experts"),
-        chosen=read.integer("num_experts_per_tok"),
-        inner=read.integer("moe_intermediate_size"),
-        scale=read.number("routed_scaling_factor", 1.0),
+        experts=_count(read, "n_routed_experts"),
+        chosen=_count(read, "num_experts_per_tok"),
+        inner=_count(read, "moe_intermediate_size"),
+        scale=read.number("routed_scaling_factor", 1.5),
         limit=read.number("swiglu_limit"),
     )
-    if not 0 < sizes.chosen <= sizes.experts:
+    if sizes.chosen > sizes.experts:
         raise ModelError(
             f"config.json: a token cannot take {sizes.chosen} of {sizes.experts} experts"
         )
     if sizes.limit <= 0:
         raise ModelError(f"config.json: swiglu_limit must be above 0, not {sizes.limit}")
     return sizes
-
-
-def _mapping(config: Mapping[str, object], name: str) -> Mapping[str, object]:
-    return ConfigReader(config).mapping(name)

@@ -270,7 +270,7 @@ class BlockwiseRows:
         self, q: Tensor, latents: Latents, entries: Entries | None, sinks: Tensor, scale: float
     ) -> Tensor:
         """See RowOperators."""
-        return plain_latents.attend_latents(self._layout, q * scale, latents, entries, sinks)
+        return plain_latents.attend_latents(self._layout, q, latents, entries, sinks, scale)
 
     def _check(self, per_token: Tensor) -> None:
         count, planned = per_token.shape[0], self._layout.starts[-1]

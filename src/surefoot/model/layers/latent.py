@@ -261,7 +261,8 @@ class LatentAttention:
         mixed = batch.rows.attend_latents(q, latents, entries, self.sinks, scale)
         batch.rows.ring_write(ring, latent)
         cos, sin = angles.own
-        mixed = backend.rotary(mixed, cos, -sin).view(x.shape[0], sizes.groups, -1)
+        wide = sizes.heads // sizes.groups * sizes.size
+        mixed = backend.rotary(mixed, cos, -sin).view(-1, sizes.groups, wide)
         parts = [group(mixed[:, g]) for g, group in enumerate(self.groups)]
         return self.output(torch.cat(parts, dim=1))
 

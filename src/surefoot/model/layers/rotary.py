@@ -65,7 +65,8 @@ def make_partial_rotary(
 ) -> Rotary:
     """Frequencies for heads of `size` numbers of which only `rotated` turn.
 
-    The pairs that turn come first, so heads must be in the order of `paired_order`.
+    The pairs that turn come first, so heads must be in the order of `paired_order` or
+    `trailing_order`.
 
     Raises:
         ModelError: the rotated part is not made of pairs, or see `make_rotary`.
