@@ -98,8 +98,9 @@ class SettlingMachine(Machine):
             if isinstance(spec, Paged):
                 for name in (part.name for part in spec.parts):
                     pages = self.pools.paged(spec.name, name)[:, self.tables[index]]
-                    entries = pages.movedim(3, 2).flatten(1, 2)[:, :cursor]
-                    assert entries.shape[1] == cursor <= len(self.tables[index]) * size
+                    complete = cursor // spec.ratio
+                    entries = pages.movedim(-2, 2).flatten(1, 2)[:, :complete]
+                    assert entries.shape[1] == complete <= len(self.tables[index]) * size
                     parts.append(entries)
                 continue
             for part in spec.inputs if isinstance(spec, Recurrent) else spec.parts:
