@@ -24,7 +24,7 @@ from surefoot.state.pool import Pools
 from surefoot.state.spec import Paged, Ring
 from surefoot.testing.drafters import make_test_drafter
 from surefoot.testing.tiny_hybrids import write_tiny_hybrid
-from surefoot.testing.tiny_latents import write_tiny_latents
+from surefoot.testing.tiny_latents import TinyLatentSizes, write_tiny_latents
 from surefoot.testing.tiny_models import write_tiny
 
 VOCAB = 64
@@ -164,7 +164,7 @@ class Bench:
     @staticmethod
     def _write(name: str, folder: Path, drift: float, mixed: bool) -> Path:
         if name == LATENTS:
-            return write_tiny_latents(folder, dial=DIAL, drift=drift)
+            return write_tiny_latents(folder, TinyLatentSizes(drift=drift), dial=DIAL)
         if name in HYBRIDS:
             return write_tiny_hybrid(
                 folder, HYBRIDS[name], dial=DIAL, layers=2, interval=2, drift=drift

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from surefoot.backend.operands import Compression, Entries, Latents, RowLayout
-from surefoot.backend.plain_latents import Token, choose_entries, compress, tokens_of
+from surefoot.backend.plain_latents import Token, tokens_of
 from surefoot.backend.reference import ReferenceBackend
 from surefoot.backend.reference_rows import ReferenceRows
 from surefoot.model.deepseek_v4 import Block, LatentModel
@@ -64,17 +64,13 @@ def model(bench: Bench) -> LatentModel:
 # Entries that nobody may see yet, or any more; entries in the wrong place.
 
 
-@dataclass(frozen=True)
 class SeesMore(ReferenceRows):
-    """Tokens see more entries of one ratio than are theirs.
+    """Tokens see more entries of one ratio than are theirs."""
 
-    Attributes:
-        ratio: the ratio.
-        seen: how many entries a token sees.
-    """
-
-    ratio: int
-    seen: Callable[[Token], int]
+    def __init__(self, layout: RowLayout, ratio: int, seen: Callable[[Token], int]) -> None:
+        """Of `ratio`; `seen` says how many entries a token sees."""
+        super().__init__(layout)
+        self.ratio, self.seen = ratio, seen
 
     def choose_entries(
         self, q: Tensor, weights: Tensor, pool: Tensor, ratio: int, count: int
@@ -87,8 +83,10 @@ class SeesMore(ReferenceRows):
             last = self.seen(token) * ratio - 1
             table = self.layout.tables[token.row]
             there = replace(self.layout, starts=(0, 1), first=(last,), tables=(table,))
-            own = slice(token.index, token.index + 1)
-            chosen.append(choose_entries(there, q[own], weights[own], pool, (ratio, count)))
+            own = slice(token.place, token.place + 1)
+            chosen.append(
+                ReferenceRows(there).choose_entries(q[own], weights[own], pool, ratio, count)
+            )
         return torch.cat(chosen)
 
     def attend_latents(
@@ -102,17 +100,19 @@ class SeesMore(ReferenceRows):
         return super().attend_latents(q, latents, entries, sinks, scale)
 
 
-@dataclass(frozen=True)
 class Misplaces(ReferenceRows):
     """Entries of one ratio go to the page before the right one; those of the first to the last."""
 
-    ratio: int
+    def __init__(self, layout: RowLayout, ratio: int) -> None:
+        super().__init__(layout)
+        self.ratio = ratio
 
     def compress(self, raw: Tensor, ring: Tensor, pool: Tensor, form: Compression) -> None:
         """See RowOperators."""
         tables = tuple((table[-1], *table[:-1]) for table in self.layout.tables)
         wrong = replace(self.layout, tables=tables)
-        compress(wrong if form.ratio == self.ratio else self.layout, raw, ring, pool, form)
+        layout = wrong if form.ratio == self.ratio else self.layout
+        ReferenceRows(layout).compress(raw, ring, pool, form)
 
 
 Rows = Callable[[RowLayout], ReferenceRows]

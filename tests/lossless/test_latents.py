@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from surefoot import LLM, SamplingParams
-from surefoot.testing.tiny_latents import write_tiny_latents
+from surefoot.testing.tiny_latents import TinyLatentSizes, write_tiny_latents
 from tests.lossless.harness import LATENTS, SAMPLING, Bench
 from tests.lossless.test_hybrids import ALL_FACTORS, FACTORS, make_cases, run_all
 
@@ -58,12 +58,7 @@ def test_long_answers_over_many_windows_equal_the_plain_one(
 
 @pytest.fixture(scope="module")
 def long_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tiny_latents(
-        tmp_path_factory.mktemp("long"),
-        dial=0.5,
-        ratios=(0, 4, 128, 4),
-        heavy_ratio=128,
-        window=128,
-        index_chosen=16,
-        positions=4096,
+    size = TinyLatentSizes(
+        ratios=(0, 4, 128, 4), heavy_ratio=128, window=128, index_chosen=16, positions=4096
     )
+    return write_tiny_latents(tmp_path_factory.mktemp("long"), size, dial=0.5)

@@ -6,8 +6,8 @@ on how the work was cut.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,18 +15,17 @@ from torch import Tensor
 from surefoot.backend.operands import Compression, Entries, Latents, RowLayout
 
 
-@dataclass(frozen=True)
-class Token:
+class Token(NamedTuple):
     """One token of a step.
 
     Attributes:
         row: its row.
-        index: its place in the step.
+        place: in the step.
         position: absolute.
     """
 
     row: int
-    index: int
+    place: int
     position: int
 
 
@@ -37,94 +36,88 @@ def tokens_of(layout: RowLayout) -> Iterator[Token]:
             yield Token(row, layout.starts[row] + i, first + i)
 
 
-def compress(layout: RowLayout, raw: Tensor, ring: Tensor, pool: Tensor, form: Compression) -> None:
-    """See RowOperators.compress."""
-    ratio = form.ratio
-    for token in tokens_of(layout):
-        if (token.position + 1) % ratio:
-            continue
-        begin = token.position + 1 - ratio
-        rows = _positions(layout, raw, ring, token, begin, token.position + 1).float()
-        values, scores = rows.chunk(2, dim=1)
-        if form.overlapped:
-            values, scores = values.chunk(2, dim=1)[1], scores.chunk(2, dim=1)[1]
-            if begin:
-                before = _positions(layout, raw, ring, token, begin - ratio, begin).float()
-                older_values, older_scores = before.chunk(2, dim=1)
-                values = torch.cat((older_values.chunk(2, dim=1)[0], values))
-                scores = torch.cat((older_scores.chunk(2, dim=1)[0], scores))
-        entry = (torch.softmax(scores, dim=0) * values).sum(0)
-        entry = entry * torch.rsqrt(entry.pow(2).mean() + form.eps) * form.norm.float()
-        first, second = entry.chunk(2)
-        cos, sin = form.cos[token.index, 0], form.sin[token.index, 0]
-        page, offset = divmod(token.position, layout.page_tokens)
-        placed = entry * cos + torch.cat((second, first)) * sin
-        pool[layout.tables[token.row][page], offset // ratio] = placed.to(pool.dtype)
+class PlainLatentRows:
+    """The operators of compressed caches, for whichever device the tensors are on."""
+
+    def __init__(self, layout: RowLayout) -> None:
+        """Prepare the step `layout`."""
+        self.layout = layout
+
+    def compress(self, raw: Tensor, ring: Tensor, pool: Tensor, form: Compression) -> None:
+        """See RowOperators."""
+        ratio = form.ratio
+        for token in tokens_of(self.layout):
+            if (token.position + 1) % ratio:
+                continue
+            begin = token.position + 1 - ratio
+            rows = self._positions(raw, ring, token, begin, token.position + 1).float()
+            values, scores = rows.chunk(2, dim=1)
+            if form.overlapped:
+                values, scores = values.chunk(2, dim=1)[1], scores.chunk(2, dim=1)[1]
+                if begin:
+                    before = self._positions(raw, ring, token, begin - ratio, begin).float()
+                    older_values, older_scores = before.chunk(2, dim=1)
+                    values = torch.cat((older_values.chunk(2, dim=1)[0], values))
+                    scores = torch.cat((older_scores.chunk(2, dim=1)[0], scores))
+            entry = (torch.softmax(scores, dim=0) * values).sum(0)
+            entry = entry * torch.rsqrt(entry.pow(2).mean() + form.eps) * form.norm.float()
+            first, second = entry.chunk(2)
+            cos, sin = form.cos[token.place, 0], form.sin[token.place, 0]
+            page, offset = divmod(token.position, self.layout.page_tokens)
+            placed = entry * cos + torch.cat((second, first)) * sin
+            pool[self.layout.tables[token.row][page], offset // ratio] = placed.to(pool.dtype)
+
+    def choose_entries(
+        self, q: Tensor, weights: Tensor, pool: Tensor, ratio: int, count: int
+    ) -> Tensor:
+        """See RowOperators."""
+        chosen = torch.full((q.shape[0], count), -1, dtype=torch.long, device=q.device)
+        for token in tokens_of(self.layout):
+            seen = range((token.position + 1) // ratio)
+            keys = self._entries(pool, token.row, ratio, seen).float()
+            # Head by head, so that memory grows with the entries alone.
+            alike = [(head * keys).sum(-1).relu() for head in q[token.place].float()]
+            scores = (torch.stack(alike) * weights[token.place][:, None]).sum(0)
+            order = torch.sort(scores, descending=True, stable=True).indices[:count]
+            chosen[token.place, : len(order)] = order.sort().values
+        return chosen
+
+    def attend_latents(
+        self, q: Tensor, latents: Latents, entries: Entries | None, sinks: Tensor, scale: float
+    ) -> Tensor:
+        """See RowOperators."""
+        out, visible_from = torch.empty_like(q), self.layout.visible_from
+        for token in tokens_of(self.layout):
+            start = max(0, token.position + 1 - latents.window, visible_from[token.row])
+            stop = token.position + 1
+            keys = self._positions(latents.own, latents.ring, token, start, stop).float()
+            if entries is not None:
+                seen = _seen(entries, token)
+                more = self._entries(entries.pool, token.row, entries.ratio, seen)
+                keys = torch.cat((keys, more.float()))
+            heads = q[token.place].float() * scale
+            scores = torch.stack([(head * keys).sum(-1) for head in heads])
+            weights = torch.softmax(torch.cat((scores, sinks.float()[:, None]), dim=1), dim=1)
+            mixed = torch.stack([(head[:-1, None] * keys).sum(0) for head in weights])
+            out[token.place] = mixed.to(q.dtype)
+        return out
+
+    def _positions(self, own: Tensor, ring: Tensor, token: Token, start: int, stop: int) -> Tensor:
+        """What a token's row has at positions [start, stop): [n, width]."""
+        first, begins = self.layout.first[token.row], self.layout.starts[token.row]
+        slot, capacity = self.layout.slots[token.row], ring.shape[1]
+        columns = [position % capacity for position in range(start, min(first, stop))]
+        mine = own[begins + max(start, first) - first : begins + max(stop, first) - first]
+        return torch.cat((ring[slot, columns].to(own.dtype), mine)) if columns else mine
+
+    def _entries(self, pool: Tensor, row: int, ratio: int, numbers: Sequence[int]) -> Tensor:
+        """Entries of a row by number: [n, size]."""
+        share, table = self.layout.page_tokens // ratio, self.layout.tables[row]
+        pages = [table[number // share] for number in numbers]
+        return pool[pages, [number % share for number in numbers]]
 
 
-def choose_entries(
-    layout: RowLayout, q: Tensor, weights: Tensor, pool: Tensor, keep: tuple[int, int]
-) -> Tensor:
-    """See RowOperators.choose_entries; `keep` is the ratio and the count."""
-    ratio, count = keep
-    chosen = torch.full((q.shape[0], count), -1, dtype=torch.long, device=q.device)
-    for token in tokens_of(layout):
-        seen = (token.position + 1) // ratio
-        keys = _entries(layout, pool, token.row, ratio, range(seen)).float()
-        # Head by head, so that memory grows with the entries alone.
-        alike = [(head * keys).sum(-1).relu() for head in q[token.index].float()]
-        scores = (torch.stack(alike) * weights[token.index][:, None]).sum(0)
-        order = torch.sort(scores, descending=True, stable=True).indices[:count]
-        chosen[token.index, : len(order)] = order.sort().values
-    return chosen
-
-
-def attend_latents(
-    layout: RowLayout,
-    q: Tensor,
-    latents: Latents,
-    entries: Entries | None,
-    sinks: Tensor,
-    scale: float,
-) -> Tensor:
-    """See RowOperators.attend_latents."""
-    out = torch.empty_like(q)
-    for token in tokens_of(layout):
-        start = max(0, token.position + 1 - latents.window, layout.visible_from[token.row])
-        stop = token.position + 1
-        keys = _positions(layout, latents.own, latents.ring, token, start, stop).float()
-        if entries is not None:
-            seen = _seen(entries, token)
-            more = _entries(layout, entries.pool, token.row, entries.ratio, seen)
-            keys = torch.cat((keys, more.float()))
-        scores = torch.stack([(head * keys).sum(-1) for head in q[token.index].float() * scale])
-        weights = torch.softmax(torch.cat((scores, sinks.float()[:, None]), dim=1), dim=1)
-        mixed = torch.stack([(head[:-1, None] * keys).sum(0) for head in weights])
-        out[token.index] = mixed.to(q.dtype)
-    return out
-
-
-def _seen(entries: Entries, token: Token) -> list[int]:
+def _seen(entries: Entries, token: Token) -> Sequence[int]:
     if entries.chosen is None:
-        return list(range((token.position + 1) // entries.ratio))
-    return [entry for entry in entries.chosen[token.index].tolist() if entry >= 0]
-
-
-def _positions(
-    layout: RowLayout, own: Tensor, ring: Tensor, token: Token, start: int, stop: int
-) -> Tensor:
-    """What a token's row has at positions [start, stop): [n, width]."""
-    first, begins = layout.first[token.row], layout.starts[token.row]
-    slot, capacity = layout.slots[token.row], ring.shape[1]
-    columns = [position % capacity for position in range(start, min(first, stop))]
-    mine = own[begins + max(start, first) - first : begins + max(stop, first) - first]
-    return torch.cat((ring[slot, columns].to(own.dtype), mine)) if columns else mine
-
-
-def _entries(
-    layout: RowLayout, pool: Tensor, row: int, ratio: int, numbers: range | list[int]
-) -> Tensor:
-    """Entries of a row by number: [n, size]."""
-    share, table = layout.page_tokens // ratio, layout.tables[row]
-    pages = [table[number // share] for number in numbers]
-    return pool[pages, [number % share for number in numbers]]
+        return range((token.position + 1) // entries.ratio)
+    return [entry for entry in entries.chosen[token.place].tolist() if entry >= 0]

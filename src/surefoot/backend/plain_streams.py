@@ -13,46 +13,48 @@ from torch import Tensor
 from surefoot.backend.operands import StreamGates
 
 
-def gate_streams(x: Tensor, gates: StreamGates) -> tuple[Tensor, Tensor, Tensor]:
-    """See Backend.gate_streams."""
-    n, eps = gates.streams, gates.eps
-    read, write, mix = (
-        part * gates.scale[i] + base
-        for i, (part, base) in enumerate(
-            zip(x.split((n, n, n * n), dim=1), gates.base.split((n, n, n * n)), strict=True)
+class PlainStreams:
+    """The operators of streams, for whichever device the tensors are on."""
+
+    def gate_streams(self, x: Tensor, gates: StreamGates) -> tuple[Tensor, Tensor, Tensor]:
+        """See Backend."""
+        n, eps = gates.streams, gates.eps
+        read, write, mix = (
+            part * gates.scale[i] + base
+            for i, (part, base) in enumerate(
+                zip(x.split((n, n, n * n), dim=1), gates.base.split((n, n, n * n)), strict=True)
+            )
         )
-    )
-    shares, factors = _sigmoid(read) + eps, 2 * _sigmoid(write)
-    mixing = mix.reshape(-1, n, n)
-    mixing = torch.exp(mixing - mixing.amax(2, keepdim=True))
-    mixing = mixing / _total(mixing.unbind(2))[:, :, None] + eps
-    mixing = mixing / (_total(mixing.unbind(1))[:, None] + eps)
-    for _ in range(gates.rounds - 1):
-        mixing = mixing / (_total(mixing.unbind(2))[:, :, None] + eps)
+        shares, factors = _sigmoid(read) + eps, 2 * _sigmoid(write)
+        mixing = mix.reshape(-1, n, n)
+        mixing = torch.exp(mixing - mixing.amax(2, keepdim=True))
+        mixing = mixing / _total(mixing.unbind(2))[:, :, None] + eps
         mixing = mixing / (_total(mixing.unbind(1))[:, None] + eps)
-    return shares, factors, mixing
+        for _ in range(gates.rounds - 1):
+            mixing = mixing / (_total(mixing.unbind(2))[:, :, None] + eps)
+            mixing = mixing / (_total(mixing.unbind(1))[:, None] + eps)
+        return shares, factors, mixing
 
+    def read_streams(self, streams: Tensor, shares: Tensor) -> Tensor:
+        """See Backend."""
+        parts = [streams[:, j].float() * shares[:, j, None] for j in range(streams.shape[1])]
+        return _total(parts).to(streams.dtype)
 
-def read_streams(streams: Tensor, shares: Tensor) -> Tensor:
-    """See Backend.read_streams."""
-    parts = [streams[:, j].float() * shares[:, j, None] for j in range(streams.shape[1])]
-    return _total(parts).to(streams.dtype)
+    def write_streams(
+        self, streams: Tensor, out: Tensor, factors: Tensor, mixing: Tensor
+    ) -> Tensor:
+        """See Backend."""
+        count, wide = streams.shape[1], streams.float()
+        made = torch.empty_like(streams)
+        for k in range(count):
+            parts = [wide[:, j] * mixing[:, j, k, None] for j in range(count)]
+            made[:, k] = _total([out.float() * factors[:, k, None], *parts]).to(streams.dtype)
+        return made
 
-
-def write_streams(streams: Tensor, out: Tensor, factors: Tensor, mixing: Tensor) -> Tensor:
-    """See Backend.write_streams."""
-    count, wide = streams.shape[1], streams.float()
-    made = torch.empty_like(streams)
-    for k in range(count):
-        parts = [wide[:, j] * mixing[:, j, k, None] for j in range(count)]
-        made[:, k] = _total([out.float() * factors[:, k, None], *parts]).to(streams.dtype)
-    return made
-
-
-def sqrt_softplus(x: Tensor) -> Tensor:
-    """See Backend.sqrt_softplus."""
-    wide = x.float()
-    return torch.log1p(torch.exp(-wide.abs())).add_(wide.clamp(min=0)).sqrt_()
+    def sqrt_softplus(self, x: Tensor) -> Tensor:
+        """See Backend."""
+        wide = x.float()
+        return torch.log1p(torch.exp(-wide.abs())).add_(wide.clamp(min=0)).sqrt_()
 
 
 def _sigmoid(x: Tensor) -> Tensor:

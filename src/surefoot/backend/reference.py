@@ -13,11 +13,11 @@ import psutil
 import torch
 from torch import Tensor
 
-from surefoot.backend import plain_streams
 from surefoot.backend.angles import rotary_angles
 from surefoot.backend.noise import NoiseField, NoiseKey
-from surefoot.backend.operands import DeltaCaches, Fold, RowLayout, StreamGates
+from surefoot.backend.operands import DeltaCaches, Fold, RowLayout
 from surefoot.backend.order import argmax_rows, temper
+from surefoot.backend.plain_streams import PlainStreams
 from surefoot.backend.protocol import UNCHOSEN, Capabilities, Experts, Linear
 from surefoot.backend.reference_delta import fold_block
 from surefoot.backend.reference_rows import ReferenceRows
@@ -65,7 +65,7 @@ class ReferenceExperts:
         return out
 
 
-class ReferenceBackend:
+class ReferenceBackend(PlainStreams):
     """All operators in float32 on the CPU."""
 
     def __init__(self) -> None:
@@ -120,24 +120,6 @@ class ReferenceBackend:
     def pack_experts(self, gate_up: Tensor, down: Tensor, limit: float = math.inf) -> Experts:
         """See Backend."""
         return ReferenceExperts(gate_up.float(), down.float(), limit)
-
-    def sqrt_softplus(self, x: Tensor) -> Tensor:
-        """See Backend."""
-        return plain_streams.sqrt_softplus(x)
-
-    def gate_streams(self, x: Tensor, gates: StreamGates) -> tuple[Tensor, Tensor, Tensor]:
-        """See Backend."""
-        return plain_streams.gate_streams(x, gates)
-
-    def read_streams(self, streams: Tensor, shares: Tensor) -> Tensor:
-        """See Backend."""
-        return plain_streams.read_streams(streams, shares)
-
-    def write_streams(
-        self, streams: Tensor, out: Tensor, factors: Tensor, mixing: Tensor
-    ) -> Tensor:
-        """See Backend."""
-        return plain_streams.write_streams(streams, out, factors, mixing)
 
     def top_k(self, scores: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """See Backend."""

@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from surefoot.backend import plain_latents
-from surefoot.backend.operands import (
-    Compression,
-    DeltaCaches,
-    DeltaInputs,
-    Entries,
-    Latents,
-    Placing,
-    RowLayout,
-)
+from surefoot.backend.operands import DeltaCaches, DeltaInputs, Placing
+from surefoot.backend.plain_latents import PlainLatentRows, tokens_of
 from surefoot.backend.reference_delta import delta_rows
 
 
-@dataclass(frozen=True)
-class ReferenceRows:
+class ReferenceRows(PlainLatentRows):
     """Operators of one step, written as loops over rows and tokens."""
-
-    layout: RowLayout
 
     def paged_write(self, pool: Tensor, entries: Tensor) -> None:
         """See RowOperators."""
-        for row, token, position in self._tokens():
+        for row, token, position in tokens_of(self.layout):
             page, offset = divmod(position, self.layout.page_tokens)
             pool[self.layout.tables[row][page]].select(-2, offset).copy_(entries[token])
 
     def paged_attention(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, scale: float) -> Tensor:
         """See RowOperators."""
         out = torch.empty_like(q)
-        for row, token, position in self._tokens():
+        for row, token, position in tokens_of(self.layout):
             start = self.layout.visible_from[row]
             k = self._history(k_pool, row, start, position + 1)
             v = self._history(v_pool, row, start, position + 1)
@@ -64,7 +51,7 @@ class ReferenceRows:
     def ring_write(self, ring: Tensor, entries: Tensor) -> None:
         """See RowOperators."""
         capacity = ring.shape[1]
-        for row, token, position in self._tokens():
+        for row, token, position in tokens_of(self.layout):
             last = self.layout.first[row] + self.layout.length(row) - 1
             if position > last - capacity:
                 ring[self.layout.slots[row], position % capacity] = entries[token]
@@ -79,7 +66,7 @@ class ReferenceRows:
     ) -> Tensor:
         """See RowOperators."""
         out = torch.empty_like(q)
-        for row, token, position in self._tokens():
+        for row, token, position in tokens_of(self.layout):
             start = max(0, position - window + 1, self.layout.visible_from[row])
             k, v = (
                 self._window(own, ring, row, start, position + 1)
@@ -91,7 +78,7 @@ class ReferenceRows:
     def causal_conv(self, x: Tensor, ring: Tensor, weight: Tensor) -> Tensor:
         """See RowOperators."""
         out, taps = torch.empty_like(x), weight.shape[1]
-        for row, token, position in self._tokens():
+        for row, token, position in tokens_of(self.layout):
             total = torch.zeros(x.shape[1])
             for tap in range(taps):
                 at = position - taps + 1 + tap
@@ -104,37 +91,12 @@ class ReferenceRows:
         """See RowOperators."""
         return delta_rows(self.layout, inputs, caches)
 
-    def compress(self, raw: Tensor, ring: Tensor, pool: Tensor, form: Compression) -> None:
-        """See RowOperators."""
-        plain_latents.compress(self.layout, raw, ring, pool, form)
-
-    def choose_entries(
-        self, q: Tensor, weights: Tensor, pool: Tensor, ratio: int, count: int
-    ) -> Tensor:
-        """See RowOperators."""
-        return plain_latents.choose_entries(self.layout, q, weights, pool, (ratio, count))
-
-    def attend_latents(
-        self, q: Tensor, latents: Latents, entries: Entries | None, sinks: Tensor, scale: float
-    ) -> Tensor:
-        """See RowOperators."""
-        return plain_latents.attend_latents(self.layout, q, latents, entries, sinks, scale)
-
     def _entry(self, own: Tensor, ring: Tensor, row: int, position: int) -> Tensor:
         """What a row has at a position: of the step, or of the ring before its first token."""
         first = self.layout.first[row]
         if position >= first:
             return own[self.layout.starts[row] + position - first]
         return ring[self.layout.slots[row], position % ring.shape[1]]
-
-    def _tokens(self) -> list[tuple[int, int, int]]:
-        """(row, index in the step, absolute position) of every token."""
-        layout = self.layout
-        return [
-            (row, layout.starts[row] + i, layout.first[row] + i)
-            for row in range(len(layout.first))
-            for i in range(layout.length(row))
-        ]
 
     def _history(self, pool: Tensor, row: int, start: int, stop: int) -> Tensor:
         """Entries of positions [start, stop) of one row: [stop - start, K, D]."""

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 ARCHITECTURE = "DeepseekV4ForCausalLM"
+Tensors = Iterator[tuple[str, Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,35 +76,35 @@ class TinyLatentSizes:
     sharpness: float = 2.5
 
 
+DEFAULT_SIZES = TinyLatentSizes()
+
+
 def write_tiny_latents(
     folder: Path,
+    size: TinyLatentSizes = DEFAULT_SIZES,
     *,
     mtp: bool = True,
     dial: float | None = None,
-    **sizes: int | float | tuple[int, ...],
 ) -> Path:
     """Write config.json and model.safetensors, in float32, under transformers' names.
 
     Args:
         folder: made if it is not there.
+        size: how large, and which numbers.
         mtp: with a draft head.
         dial: see above; None leaves the weights random.
-        sizes: fields of TinyLatentSizes.
 
     Returns:
         The folder.
     """
-    size = TinyLatentSizes(**sizes)  # type: ignore[arg-type]
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(make_latent_config(size, mtp), indent=1))
     tensors = dict(_Writer(size, 1.0 if dial is None else dial).tensors(mtp))
     if dial is not None:
         tensors |= _table(tensors, size, dial, mtp)
-    save_file({name: value.contiguous() for name, value in tensors.items()}, folder / _FILE)
+    whole = {name: value.contiguous() for name, value in tensors.items()}
+    save_file(whole, folder / "model.safetensors")
     return folder
-
-
-_FILE = "model.safetensors"
 
 
 def make_latent_config(size: TinyLatentSizes, mtp: bool = True) -> dict[str, object]:
@@ -143,9 +144,6 @@ def make_latent_config(size: TinyLatentSizes, mtp: bool = True) -> dict[str, obj
         "num_nextn_predict_layers": int(mtp),
         "tie_word_embeddings": False,
     }
-
-
-Tensors = Iterator[tuple[str, Tensor]]
 
 
 class _Writer:

@@ -9,7 +9,7 @@ from surefoot.config import make_config
 from surefoot.engine.assemble import page_tokens_of
 from surefoot.engine.models import load_on, silent
 from surefoot.errors import MemoryPlanError
-from surefoot.testing.tiny_latents import write_tiny_latents
+from surefoot.testing.tiny_latents import TinyLatentSizes, write_tiny_latents
 
 
 class Small(CpuBackend):
@@ -37,10 +37,10 @@ def test_too_many_weights_are_refused_with_the_figures(tmp_path: Path) -> None:
 
 
 def test_a_page_of_the_model_is_taken_where_the_backends_does_not_suit(tmp_path: Path) -> None:
-    folder = write_tiny_latents(tmp_path, heavy_ratio=128)
+    folder = write_tiny_latents(tmp_path, TinyLatentSizes(heavy_ratio=128))
     target = load_on("tiny", folder, CpuBackend(), "float32", silent)
     assert page_tokens_of(make_config(), target) == 128
     assert page_tokens_of(make_config(page_tokens=256), target) == 256
-    small = write_tiny_latents(tmp_path / "small", heavy_ratio=16)
+    small = write_tiny_latents(tmp_path / "small", TinyLatentSizes(heavy_ratio=16))
     target = load_on("tiny", small, CpuBackend(), "float32", silent)
     assert page_tokens_of(make_config(), target) == CpuBackend().capabilities.page_tokens

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from surefoot.backend import plain_latents
 from surefoot.backend.blockwise.block_plan import plan_delta
 from surefoot.backend.blockwise.blocks import DeltaPlan, DeltaShape
 from surefoot.backend.blockwise.conv import ConvPlan, plan_conv, run_conv
@@ -25,15 +24,8 @@ from surefoot.backend.blockwise.recurrent import delta_shape, run_delta
 from surefoot.backend.blockwise.spans import Blocks, InOrder, Spanned
 from surefoot.backend.blockwise.tiles import TILE_TOKENS, PageGroup, TileGroup, group_pages
 from surefoot.backend.blockwise.window import RingShape, WindowGroup, group_windows
-from surefoot.backend.operands import (
-    Compression,
-    DeltaCaches,
-    DeltaInputs,
-    Entries,
-    Latents,
-    Placing,
-    RowLayout,
-)
+from surefoot.backend.operands import DeltaCaches, DeltaInputs, Placing, RowLayout
+from surefoot.backend.plain_latents import PlainLatentRows
 
 
 @dataclass(frozen=True)
@@ -150,12 +142,12 @@ class Widths:
     delta: Callable[[DeltaShape], int]
 
 
-class BlockwiseRows:
+class BlockwiseRows(PlainLatentRows):
     """Cache writes and row operators of one step; index tensors are built at their first use."""
 
     def __init__(self, layout: RowLayout, widths: Widths, device: torch.device) -> None:
         """Prepare the step `layout` with tiles of at least these widths."""
-        self._layout = layout
+        super().__init__(layout)
         self._device = device
         self._widths = widths
         self._groups: dict[ProductShape, list[tuple[PageGroup, Tensor]]] = {}
@@ -172,7 +164,7 @@ class BlockwiseRows:
         heads = pool.shape[1] if pool.dim() == 4 else 1
         if heads not in self._flat:
             rows = self._pages[:, None] * heads + torch.arange(heads, device=self._device)
-            flat = rows * self._layout.page_tokens + self._offsets[:, None]
+            flat = rows * self.layout.page_tokens + self._offsets[:, None]
             self._flat[heads] = flat.flatten()
         size = pool.shape[-1]
         pool.view(-1, size).index_copy_(0, self._flat[heads], entries.reshape(-1, size))
@@ -209,7 +201,7 @@ class BlockwiseRows:
         self._check(entries)
         capacity = ring.shape[1]
         if capacity not in self._columns:
-            addresses = _ring_addresses(self._layout, capacity)
+            addresses = _ring_addresses(self.layout, capacity)
             self._columns[capacity] = (
                 addresses[0].to(self._device),
                 addresses[1].to(self._device),
@@ -244,7 +236,7 @@ class BlockwiseRows:
         self._check(x)
         key = (weight.shape[1], ring.shape[1])
         if key not in self._convs:
-            self._convs[key] = plan_conv(self._layout, *key, self._device)
+            self._convs[key] = plan_conv(self.layout, *key, self._device)
         return run_conv(self._convs[key], x, ring, weight)
 
     def delta_rule(self, inputs: DeltaInputs, caches: DeltaCaches) -> Tensor:
@@ -253,35 +245,19 @@ class BlockwiseRows:
         shape = delta_shape(caches)
         if shape not in self._deltas:
             width = self._widths.delta(shape)
-            self._deltas[shape] = plan_delta(self._layout, shape, width, self._device)
+            self._deltas[shape] = plan_delta(self.layout, shape, width, self._device)
         return run_delta(self._deltas[shape], inputs, caches)
 
-    def compress(self, raw: Tensor, ring: Tensor, pool: Tensor, form: Compression) -> None:
-        """See RowOperators."""
-        plain_latents.compress(self._layout, raw, ring, pool, form)
-
-    def choose_entries(
-        self, q: Tensor, weights: Tensor, pool: Tensor, ratio: int, count: int
-    ) -> Tensor:
-        """See RowOperators."""
-        return plain_latents.choose_entries(self._layout, q, weights, pool, (ratio, count))
-
-    def attend_latents(
-        self, q: Tensor, latents: Latents, entries: Entries | None, sinks: Tensor, scale: float
-    ) -> Tensor:
-        """See RowOperators."""
-        return plain_latents.attend_latents(self._layout, q, latents, entries, sinks, scale)
-
     def _check(self, per_token: Tensor) -> None:
-        count, planned = per_token.shape[0], self._layout.starts[-1]
+        count, planned = per_token.shape[0], self.layout.starts[-1]
         assert count == planned, f"{count} tokens came, the layout was made for {planned}"
 
     def _shape(self, q: Tensor, heads: int, scale: float) -> ProductShape:
-        return ProductShape(heads, q.shape[1] // heads, q.shape[2], self._layout.page_tokens, scale)
+        return ProductShape(heads, q.shape[1] // heads, q.shape[2], self.layout.page_tokens, scale)
 
     def _page_groups(self, shape: ProductShape) -> list[tuple[PageGroup, Tensor]]:
         if shape not in self._groups:
-            groups = group_pages(self._layout, self._widths.attention(shape), self._device)
+            groups = group_pages(self.layout, self._widths.attention(shape), self._device)
             self._groups[shape] = [
                 (group, spread_bias(group.bias, shape, group.span.give if group.span else None))
                 for group in groups
@@ -293,7 +269,7 @@ class BlockwiseRows:
     ) -> list[tuple[WindowGroup, Tensor]]:
         key = (shape, ring)
         if key not in self._windows:
-            groups = group_windows(self._layout, self._widths.attention(shape), ring, self._device)
+            groups = group_windows(self.layout, self._widths.attention(shape), ring, self._device)
             self._windows[key] = [(group, spread_bias(group.bias, shape, None)) for group in groups]
         return self._windows[key]
 

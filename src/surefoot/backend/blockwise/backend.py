@@ -10,7 +10,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from surefoot.backend import plain_streams
 from surefoot.backend.angles import rotary_angles
 from surefoot.backend.blockwise.attention import BlockwiseRows, Widths
 from surefoot.backend.blockwise.choose import choose
@@ -19,12 +18,13 @@ from surefoot.backend.blockwise.folding import Folder
 from surefoot.backend.blockwise.gates import delta_gates, sigmoid_gate, swish
 from surefoot.backend.blockwise.heads import rms_norm, rotary
 from surefoot.backend.noise import NoiseKey
-from surefoot.backend.operands import DeltaCaches, Fold, RowLayout, StreamGates
+from surefoot.backend.operands import DeltaCaches, Fold, RowLayout
+from surefoot.backend.plain_streams import PlainStreams
 from surefoot.backend.protocol import Experts, Linear
 from surefoot.backend.row_operators import RowOperators
 
 
-class BlockwiseBackend(ABC):
+class BlockwiseBackend(PlainStreams, ABC):
     """Operators of one step in blockwise form; linears are each device's own."""
 
     def __init__(self, device: torch.device, widths: Widths) -> None:
@@ -59,24 +59,6 @@ class BlockwiseBackend(ABC):
         """See Backend."""
         gated = partial(self.pack_gated, limit=limit)
         return pack_experts(gate_up, down, gated, self.pack_linear)
-
-    def sqrt_softplus(self, x: Tensor) -> Tensor:
-        """See Backend."""
-        return plain_streams.sqrt_softplus(x)
-
-    def gate_streams(self, x: Tensor, gates: StreamGates) -> tuple[Tensor, Tensor, Tensor]:
-        """See Backend."""
-        return plain_streams.gate_streams(x, gates)
-
-    def read_streams(self, streams: Tensor, shares: Tensor) -> Tensor:
-        """See Backend."""
-        return plain_streams.read_streams(streams, shares)
-
-    def write_streams(
-        self, streams: Tensor, out: Tensor, factors: Tensor, mixing: Tensor
-    ) -> Tensor:
-        """See Backend."""
-        return plain_streams.write_streams(streams, out, factors, mixing)
 
     def top_k(self, scores: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """See Backend."""

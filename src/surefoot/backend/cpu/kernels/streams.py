@@ -13,16 +13,6 @@ _TWO = np.float32(2)
 
 
 @part
-def _normalise_columns(mixing: Floats, eps: np.float32) -> None:
-    for k in range(mixing.shape[1]):
-        total = _ZERO
-        for j in range(mixing.shape[0]):
-            total += mixing[j, k]
-        for j in range(mixing.shape[0]):
-            mixing[j, k] /= total + eps
-
-
-@part
 def _normalise_rows(mixing: Floats, eps: np.float32) -> None:
     for j in range(mixing.shape[0]):
         total = _ZERO
@@ -80,10 +70,10 @@ def gate_streams(
                 mixing[token, j, k] = x[token, place] * scale[2] + base[place]
         own = mixing[token]
         _soften(own, eps)
-        _normalise_columns(own, eps)
+        _normalise_rows(own.T, eps)
         for _ in range(rounds - 1):
             _normalise_rows(own, eps)
-            _normalise_columns(own, eps)
+            _normalise_rows(own.T, eps)
 
 
 @kernel("void(f4[:,:,::1],f4[:,::1],f4[:,::1])")
