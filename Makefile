@@ -20,9 +20,10 @@ DEMO = $(BIN)/surefoot generate --drafter mtp --draft-tokens 3 --temperature 0.7
 demo: $(STAMP)
 	@$(DEMO)
 
-# pytest last, so that its summary is the last line.
+# pytest last, so that its summary is the last line. Three failures end it: tests that wait in vain
+# would otherwise use up the time before anything is told about them.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --maxfail=3
 
 deep: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m deep --hypothesis-profile=deep --timeout=3600
