@@ -1,4 +1,4 @@
-"""Makes tiny-hybrid, the model that comes with surefoot, from Python's own standard library.
+"""Makes the models that come with surefoot from Python's own standard library.
 
 Three commands, in this order, each with --help:
 
@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-PACKAGED = ROOT / "src/surefoot/packaged/tiny-hybrid"
+PACKAGED = ROOT / "src/surefoot/packaged"
+MODELS = ("tiny-hybrid", "tiny-dsv4")
 
 
 def say(line: str) -> None:
@@ -45,25 +47,31 @@ def train(options: argparse.Namespace) -> None:
     import torch
 
     from tools.train import text
-    from tools.train.loop import Pace, Schedule, Training
-    from tools.train.network import Sizes
+    from tools.train.loop import Pace, Training
+    from tools.train.recipes import RECIPES
 
     # Products of decays underflow in a trained model, and denormals are slow.
     torch.set_flush_denormal(True)
     torch.set_num_threads(options.threads)
-    schedule = Schedule(
-        steps=(options.steps, *options.head_steps), batch=options.batch, seed=options.seed
+    recipe = RECIPES[options.model]
+    schedule = replace(
+        recipe.schedule,
+        steps=(options.steps, *options.head_steps),
+        batch=options.batch or recipe.schedule.batch,
+        seed=options.seed,
     )
     corpus = text.load(options.work / "text")
-    training = Training(options.work / "run", corpus, Sizes(), schedule, say)
+    training = Training(options.work / options.model, corpus, recipe.make, schedule, say)
     pace = Pace(options.compile, options.save_every, stop_after=options.stop_after)
     say("done" if training.run(pace) else "stopped as asked; run it again to go on")
 
 
 def export(options: argparse.Namespace) -> None:
     from tools.train.export import export_folder
+    from tools.train.recipes import RECIPES
 
-    export_folder(options.work / "run", options.work / "text", options.to)
+    to = options.to or PACKAGED / options.model
+    export_folder(options.work / options.model, options.work / "text", to, RECIPES[options.model])
     evaluate(options)
 
 
@@ -75,9 +83,10 @@ def evaluate(options: argparse.Namespace) -> None:
 
     torch.set_flush_denormal(True)
     torch.set_num_threads(options.threads)
-    evaluate_folder(options.to, options.work / "text", say)
-    write_card(options.to)
-    say(f"measured.json, README.md and SHA256SUMS are written in {options.to}")
+    to = options.to or PACKAGED / options.model
+    evaluate_folder(to, options.work / "text", say)
+    write_card(to)
+    say(f"measured.json, README.md and SHA256SUMS are written in {to}")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -99,9 +108,12 @@ def build_parser() -> argparse.ArgumentParser:
         if name in ("prepare", "train"):
             command.add_argument("--seed", type=int, default=0, help="of split, weights and order")
         if name != "prepare":
+            command.add_argument("--model", choices=MODELS, default=MODELS[0], help="which one")
             command.add_argument("--threads", type=int, default=2, help="CPU threads")
         if name in ("export", "evaluate"):
-            command.add_argument("--to", type=Path, default=PACKAGED, help="the model's folder")
+            command.add_argument(
+                "--to", type=Path, help="the model's folder, if not the one that is packaged"
+            )
         if name == "prepare":
             _add_prepare(command)
         if name == "train":
@@ -131,7 +143,7 @@ def _add_train(command: argparse.ArgumentParser) -> None:
         help="steps of phase 2, the head alone on the trunk's distribution; several numbers are "
         "rounds, and a finished run can be given a further one",
     )
-    command.add_argument("--batch", type=int, default=12, help="windows of 256 tokens per step")
+    command.add_argument("--batch", type=int, help="windows per step, if not the model's own")
     command.add_argument("--save-every", type=int, default=150, help="steps between checkpoints")
     command.add_argument(
         "--stop-after", type=int, default=0, help="stop after so many steps in all; 0: never"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +12,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tools.train.loop import Report, Schedule
+from tools.train.loop import Report
 from tools.train.measure import DEPTHS, Slice, held_out_slice, measure_slice
-from tools.train.network import Network, Sizes
+from tools.train.network import Network
+from tools.train.recipes import find_recipe
+from tools.train.schedule import Schedule
 from tools.train.text import Corpus, Ids, load, read_sources
 
 PROMPTS = 40
@@ -44,18 +46,11 @@ class Written:
 def load_network(folder: Path) -> Network:
     """Load an exported folder in float32."""
     config = json.loads((folder / "config.json").read_text("utf-8"))
-    letters = {"linear_attention": "L", "full_attention": "F"}
-    rope = config["rope_parameters"]
-    known = {field.name for field in fields(Sizes)}
-    sizes = Sizes(
-        **{name: value for name, value in config.items() if name in known},
-        layers="".join(letters[kind] for kind in config["layer_types"]),
-        rotary_dim=int(config["head_dim"] * rope["partial_rotary_factor"]),
-        rope_theta=rope["rope_theta"],
-    )
-    network = Network(sizes)
+    network = find_recipe(config).remake(config)
     weights = load_file(folder / "model.safetensors")
-    network.load_state_dict({name: tensor.float() for name, tensor in weights.items()})
+    network.load_state_dict(
+        {name: x.float() if x.is_floating_point() else x for name, x in weights.items()}
+    )
     return network
 
 
@@ -106,7 +101,7 @@ def drafts_right(network: Network, written: Written, prompt: int) -> npt.NDArray
         first = prompt - depth - 1
         rows = state[:, first : first + right.shape[2]]
         count = rows.shape[1]
-        scores = network.logits(rows) / written.temperature + written.noise[:, :count]
+        scores = network.draft_logits(rows) / written.temperature + written.noise[:, :count]
         tokens = ids[:, prompt : prompt + count]
         right[depth - 1, :, :count] = (scores.argmax(-1) == tokens).numpy()
     return right

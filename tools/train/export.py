@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -13,10 +12,9 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from tools.train.evaluate import NEW_TOKENS, PROMPT_TOKENS, PROMPTS, TEMPERATURE, choose_prompts
-from tools.train.network import Sizes
+from tools.train.recipes import Recipe
 from tools.train.text import END, END_ID, load
 
-LONGEST = 4096
 SUMS = "SHA256SUMS"
 _COPIED = ("tokenizer.json", "sources.json", "LICENSE-python.txt", "NOTICES.txt")
 # What a template writes after a turn begins as the next generation prompt ended, so that a chat's
@@ -27,36 +25,7 @@ _TEMPLATE = (
 )
 
 
-def config(sizes: Sizes) -> dict[str, object]:
-    """The public config of the architecture."""
-    kinds = {"L": "linear_attention", "F": "full_attention"}
-    derived = ("layers", "rotary_dim", "rope_theta")
-    plain = {name: value for name, value in asdict(sizes).items() if name not in derived}
-    return plain | {
-        "architectures": ["Qwen3_5ForCausalLM"],
-        "model_type": "qwen3_5_text",
-        "num_hidden_layers": len(sizes.layers),
-        "layer_types": [kinds[letter] for letter in sizes.layers],
-        "mtp_num_hidden_layers": 1,
-        "mtp_use_dedicated_embeddings": False,
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": sizes.rope_theta,
-            "partial_rotary_factor": sizes.rotary_dim / sizes.head_dim,
-        },
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "attn_output_gate": True,
-        "tie_word_embeddings": True,
-        "mamba_ssm_dtype": "float32",
-        "max_position_embeddings": LONGEST,
-        "bos_token_id": END_ID,
-        "eos_token_id": END_ID,
-        "dtype": "bfloat16",
-    }
-
-
-def export_folder(run: Path, text: Path, to: Path) -> None:
+def export_folder(run: Path, text: Path, to: Path, recipe: Recipe) -> None:
     """Write weights (bfloat16), configs, tokenizer, licences and prompts of a finished run.
 
     Raises:
@@ -66,11 +35,13 @@ def export_folder(run: Path, text: Path, to: Path) -> None:
     if content["progress"]["phase"] <= len(content["schedule"]["steps"]):
         raise ValueError(f"the run in {run} is not finished; go on with `train` first")
     to.mkdir(parents=True, exist_ok=True)
-    weights = {name: tensor.bfloat16() for name, tensor in content["network"].items()}
+    weights = {
+        name: x.bfloat16() if x.is_floating_point() else x for name, x in content["network"].items()
+    }
     save_file(weights, to / "model.safetensors", metadata={"format": "pt"})
     (to / "model.safetensors").chmod(0o644)
     settings = {
-        "config.json": config(Sizes(**content["sizes"])),
+        "config.json": recipe.whole_config(content["sizes"]),
         "generation_config.json": {
             "bos_token_id": END_ID,
             "eos_token_id": END_ID,
@@ -81,7 +52,7 @@ def export_folder(run: Path, text: Path, to: Path) -> None:
             "tokenizer_class": "PreTrainedTokenizerFast",
             "eos_token": END,
             "clean_up_tokenization_spaces": False,
-            "model_max_length": LONGEST,
+            "model_max_length": recipe.longest,
             "chat_template": _TEMPLATE,
         },
         "training.json": {name: content[name] for name in ("schedule", "progress")},

@@ -15,15 +15,15 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar, cast
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tools.train.measure import Slice, held_out_slice, measure_slice
-from tools.train.network import Network, Sizes
+from tools.train.network import Network
 from tools.train.optimiser import Optimiser
-from tools.train.text import Corpus, Ids
+from tools.train.schedule import Schedule
+from tools.train.text import Corpus
 
 Report = Callable[[str], None]
 Loss = Callable[[Tensor], Tensor]
@@ -31,71 +31,11 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 # Loss of phase 1: the trunk's, plus this share of the head's.
 HEAD_SHARE = 0.3
+# Share of what layers want learned besides the text. It moves nothing that the text moves.
+SIDE_SHARE = 0.1
 # Weights of the depths in phase 2.
 DEPTH_WEIGHTS = (1.0, 0.7, 0.5)
 SMOOTHING = 0.95
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """What decides the numbers of a run; a checkpoint resumes only under one that agrees.
-
-    Attributes:
-        steps: optimiser steps of phase 1 and of each round of phase 2. Rounds count as phases 2,
-            3 and so on; every one starts with fresh optimisers and rates.
-        batch: windows per step.
-        window: tokens per window.
-        matrix_rate: Muon's learning rate in phase 1; later ones take half.
-        other_rate: AdamW's.
-        warmup: steps of rising rates at the start of each phase.
-        hold: share of phase 1 at the full rate; after it, and in all of phase 2, it falls
-            linearly to 0.
-        seed: of weights and order of windows.
-    """
-
-    steps: tuple[int, ...] = (750, 260, 400)
-    batch: int = 12
-    window: int = 256
-    matrix_rate: float = 0.02
-    other_rate: float = 5e-3
-    warmup: int = 20
-    hold: float = 0.4
-    seed: int = 0
-
-    def scale(self, phase: int, step: int) -> float:
-        """Factor of the learning rates at a step (from 0) of a phase (from 1)."""
-        done = step / self.steps[phase - 1]
-        hold = self.hold if phase == 1 else 0.0
-        return min(1.0, (step + 1) / self.warmup) * min(1.0, (1 - done) / (1 - hold))
-
-    def agrees(self, other: Schedule, phase: int, step: int) -> bool:
-        """Whether `other` would have led to the same weights before a step (from 0) of a phase.
-
-        The number of steps may differ while it has not yet shown in the rates.
-        """
-        if replace(self, steps=other.steps) != other:
-            return False
-        done = phase - 1
-        if self.steps[:done] != other.steps[:done]:
-            return False
-        if step == 0 or self.steps[done : done + 1] == other.steps[done : done + 1]:
-            return True
-        return phase == 1 and step <= self.hold * min(self.steps[0], other.steps[0])
-
-    def windows(self, text: Ids, phase: int, step: int) -> Tensor:
-        """Token ids [batch, window] of a step: shuffled passes over the text, cut anew in each."""
-        count = (len(text) - self.window) // self.window
-        if count < self.batch:
-            raise ValueError(
-                f"the text has {len(text)} tokens, too few for batches of {self.batch} windows "
-                f"of {self.window}; take more text or smaller batches"
-            )
-        turn, place = divmod(step, count // self.batch)
-        random = np.random.default_rng([self.seed, phase, turn])
-        starts = random.integers(self.window) + self.window * random.permutation(count)
-        chosen = starts[place * self.batch : (place + 1) * self.batch]
-        rows = [text[start : start + self.window] for start in chosen]
-        return torch.from_numpy(np.stack(rows).astype(np.int64))
 
 
 @dataclass
@@ -138,11 +78,17 @@ class Training:
     """One run in one folder; the newest checkpoint there is taken up."""
 
     def __init__(
-        self, folder: Path, corpus: Corpus, sizes: Sizes, schedule: Schedule, report: Report
+        self,
+        folder: Path,
+        corpus: Corpus,
+        make: Callable[[], Network],
+        schedule: Schedule,
+        report: Report,
     ) -> None:
+        """`make` gives the network, with random weights."""
         self.folder, self.corpus, self.schedule, self.report = folder, corpus, schedule, report
         torch.manual_seed(schedule.seed)
-        self.network = Network(sizes)
+        self.network = make()
         self.progress = Progress()
         self.slice: Slice = held_out_slice(corpus.held_out, schedule.window)
         self.optimiser = self._optimiser()
@@ -194,10 +140,11 @@ class Training:
 
     def _joint_loss(self, ids: Tensor) -> Tensor:
         network = self.network
-        hidden = network.hidden(ids)
+        hidden, side = network.run(ids)
         trunk = _cross_entropy(network.logits(hidden[:, :-1]), ids[:, 1:])
-        (ahead,) = network.drafts(ids, hidden, 1)
-        return trunk + HEAD_SHARE * _cross_entropy(network.logits(ahead[:, :-1]), ids[:, 2:])
+        (ahead,), head_side = network.run_drafts(ids, hidden, 1)
+        head = _cross_entropy(network.draft_logits(ahead[:, :-1]), ids[:, 2:])
+        return trunk + HEAD_SHARE * head + SIDE_SHARE * (side + head_side)
 
     @torch.no_grad()
     def _targets(self, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -205,11 +152,11 @@ class Training:
         return hidden, self.network.logits(hidden).log_softmax(-1)
 
     def _distance(self, ids: Tensor, hidden: Tensor, wanted: Tensor) -> Tensor:
-        states = self.network.drafts(ids, hidden, len(DEPTH_WEIGHTS))
-        total = ids.new_zeros((), dtype=torch.float32)
+        states, side = self.network.run_drafts(ids, hidden, len(DEPTH_WEIGHTS))
+        total = SIDE_SHARE * side
         for depth, (weight, state) in enumerate(zip(DEPTH_WEIGHTS, states, strict=True), 1):
             target = wanted[:, depth : depth + state.shape[1]].exp()
-            given = self.network.logits(state).log_softmax(-1)
+            given = self.network.draft_logits(state).log_softmax(-1)
             total = total - weight * (target * given).sum(-1).mean()
         return total
 

@@ -50,7 +50,7 @@ def measure_slice(network: Network, part: Slice, bytes_per_token: float) -> dict
         drafted += states[0].shape[0] * states[0].shape[1]
         for depth, state in enumerate(states, 1):
             target = likeliest[:, depth : depth + state.shape[1]]
-            agreed[depth - 1] += int((network.logits(state).argmax(-1) == target).sum())
+            agreed[depth - 1] += int((network.draft_logits(state).argmax(-1) == target).sum())
     return {
         "loss": round(loss / tokens, 4),
         "bits_per_byte": round(loss / tokens / math.log(2) / bytes_per_token, 4),

@@ -6,6 +6,7 @@ nearly the same directions and singular values near 1, by a few Newton-Schulz st
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -18,6 +19,8 @@ NEWTON_SCHULZ_STEPS = 4
 _LINEAR, _CUBIC, _QUINTIC = 3.4445, -4.7750, 2.0315
 SMALLEST_MATRIX = 64
 CLIP = 1.0
+# Tables of the vocabulary.
+_ENDS = ("model.embed_tokens.", "lm_head.")
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
@@ -33,27 +36,35 @@ def orthogonalise(matrices: Tensor) -> Tensor:
 
 
 class Muon:
-    """Muon with Nesterov momentum; matrices of one shape are handled together."""
+    """Muon with Nesterov momentum; matrices of one shape are handled together.
+
+    A parameter of three dimensions is a stack of matrices.
+    """
 
     def __init__(self, parameters: Iterable[Tensor], rate: float) -> None:
         self.rate = rate
         self.groups: dict[tuple[int, ...], list[Tensor]] = {}
         for parameter in parameters:
-            self.groups.setdefault(tuple(parameter.shape), []).append(parameter)
+            self.groups.setdefault(tuple(parameter.shape[-2:]), []).append(parameter)
         self.momentum = {
-            shape: torch.zeros(len(group), *shape) for shape, group in self.groups.items()
+            shape: torch.zeros(
+                sum(parameter.numel() for parameter in group) // math.prod(shape), *shape
+            )
+            for shape, group in self.groups.items()
         }
 
     @torch.no_grad()
     def step(self, scale: float) -> None:
         """Move every matrix against its gradient; `scale` multiplies the rate."""
         for shape, group in self.groups.items():
-            gradients = torch.stack([_gradient(parameter) for parameter in group])
+            gradients = torch.cat([_gradient(parameter).view(-1, *shape) for parameter in group])
             momentum = self.momentum[shape].lerp_(gradients, 1 - MOMENTUM)
             updates = orthogonalise(gradients.lerp(momentum, MOMENTUM))
             rate = self.rate * scale
             length = rate * max(1.0, shape[0] / shape[1]) ** 0.5
-            for parameter, update in zip(group, updates, strict=True):
+            shares = updates.split([parameter.numel() // math.prod(shape) for parameter in group])
+            for parameter, share in zip(group, shares, strict=True):
+                update = share.view_as(parameter)
                 parameter.mul_(1 - rate * MATRIX_DECAY).sub_(update, alpha=length)
 
 
@@ -72,8 +83,8 @@ class Optimiser:
         others: list[Tensor] = []
         for name, parameter in network.named_parameters():
             if parameter.requires_grad:
-                layered = parameter.dim() == 2 and "embed_tokens" not in name
-                large = layered and min(parameter.shape) >= SMALLEST_MATRIX
+                layered = parameter.dim() in (2, 3) and not name.startswith(_ENDS)
+                large = layered and min(parameter.shape[-2:]) >= SMALLEST_MATRIX
                 (matrices if large else others).append(parameter)
         self.others, self.other_rate = others, other_rate
         self.muon = Muon(matrices, matrix_rate)

@@ -1,0 +1,151 @@
+"""The models that are made here: their architectures, schedules and public configs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import Any
+
+from tools.train.hybrid import HybridNetwork, HybridSizes
+from tools.train.latent import LatentNetwork
+from tools.train.latent_sizes import LatentSizes
+from tools.train.network import Network
+from tools.train.schedule import Schedule
+from tools.train.text import END_ID
+
+
+class Recipe(ABC):
+    """How one model is made.
+
+    Attributes:
+        name: of the model and of its folder.
+        schedule: of its training, unless the command line says otherwise.
+        longest: tokens of the longest context its config allows.
+    """
+
+    name: str
+    schedule: Schedule
+    longest: int
+
+    @abstractmethod
+    def make(self) -> Network:
+        """A new network with random weights."""
+
+    @abstractmethod
+    def remake(self, config: Mapping[str, Any]) -> Network:
+        """A network of the sizes that a config.json tells."""
+
+    @abstractmethod
+    def config(self, sizes: Mapping[str, Any]) -> dict[str, object]:
+        """What is particular to the architecture in its config.json."""
+
+    def whole_config(self, sizes: Mapping[str, Any]) -> dict[str, object]:
+        """The config.json of a network of these sizes, a dict of its dataclass."""
+        return self.config(sizes) | {
+            "max_position_embeddings": self.longest,
+            "bos_token_id": END_ID,
+            "eos_token_id": END_ID,
+            "dtype": "bfloat16",
+        }
+
+
+class HybridRecipe(Recipe):
+    """tiny-hybrid: Qwen3.5."""
+
+    name, schedule, longest = "tiny-hybrid", Schedule(), 4096
+    _KINDS = {"L": "linear_attention", "F": "full_attention"}
+
+    def make(self) -> Network:
+        """See Recipe."""
+        return HybridNetwork(HybridSizes())
+
+    def remake(self, config: Mapping[str, Any]) -> Network:
+        """See Recipe."""
+        letters = {kind: letter for letter, kind in self._KINDS.items()}
+        rope = config["rope_parameters"]
+        sizes = HybridSizes(
+            **_known(HybridSizes, config),
+            layers="".join(letters[kind] for kind in config["layer_types"]),
+            rotary_dim=int(config["head_dim"] * rope["partial_rotary_factor"]),
+            rope_theta=rope["rope_theta"],
+        )
+        return HybridNetwork(sizes)
+
+    def config(self, sizes: Mapping[str, Any]) -> dict[str, object]:
+        """See Recipe."""
+        derived = ("layers", "rotary_dim", "rope_theta")
+        plain = {name: value for name, value in sizes.items() if name not in derived}
+        return plain | {
+            "architectures": ["Qwen3_5ForCausalLM"],
+            "model_type": "qwen3_5_text",
+            "num_hidden_layers": len(sizes["layers"]),
+            "layer_types": [self._KINDS[letter] for letter in sizes["layers"]],
+            "mtp_num_hidden_layers": 1,
+            "mtp_use_dedicated_embeddings": False,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": sizes["rope_theta"],
+                "partial_rotary_factor": sizes["rotary_dim"] / sizes["head_dim"],
+            },
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "attn_output_gate": True,
+            "tie_word_embeddings": True,
+            "mamba_ssm_dtype": "float32",
+        }
+
+
+class LatentRecipe(Recipe):
+    """tiny-dsv4: DeepSeek V4.
+
+    Windows are long enough that entries of both ratios are read and that the indexer chooses.
+    """
+
+    name, longest = "tiny-dsv4", 32768
+    schedule = Schedule(batch=6, window=512)
+
+    def make(self) -> Network:
+        """See Recipe."""
+        return LatentNetwork(LatentSizes())
+
+    def remake(self, config: Mapping[str, Any]) -> Network:
+        """See Recipe."""
+        # The draft head has a ratio too, behind those of the layers.
+        ratios = tuple(config["compress_ratios"][: config["num_hidden_layers"]])
+        known = _known(LatentSizes, config) | {"compress_ratios": ratios}
+        return LatentNetwork(LatentSizes(**known))
+
+    def config(self, sizes: Mapping[str, Any]) -> dict[str, object]:
+        """See Recipe."""
+        ratios = list(sizes["compress_ratios"])
+        return dict(sizes) | {
+            "architectures": ["DeepseekV4ForCausalLM"],
+            "model_type": "deepseek_v4",
+            "num_hidden_layers": len(ratios),
+            "compress_ratios": [*ratios, 0],
+            "num_key_value_heads": 1,
+            "n_shared_experts": 1,
+            "num_nextn_predict_layers": 1,
+            "scoring_func": "sqrtsoftplus",
+            "norm_topk_prob": True,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "tie_word_embeddings": False,
+        }
+
+
+def _known(sizes: type[HybridSizes | LatentSizes], config: Mapping[str, Any]) -> dict[str, Any]:
+    names = {field.name for field in fields(sizes)}
+    return {name: value for name, value in config.items() if name in names}
+
+
+RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (HybridRecipe(), LatentRecipe())}
+
+
+def find_recipe(config: Mapping[str, Any]) -> Recipe:
+    """The recipe that a config.json is of."""
+    for recipe in RECIPES.values():
+        if recipe.config(asdict(recipe.make().sizes))["model_type"] == config["model_type"]:
+            return recipe
+    raise ValueError(f"no recipe makes models of type {config['model_type']!r}")
