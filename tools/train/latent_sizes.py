@@ -24,8 +24,8 @@ class LatentSizes:
     sliding_window: int = 128
     rope_theta: float = 10000.0
     compress_rope_theta: float = 160000.0
-    index_n_heads: int = 4
-    index_head_dim: int = 32
+    index_n_heads: int = 8
+    index_head_dim: int = 16
     index_topk: int = 32
     n_routed_experts: int = 6
     num_experts_per_tok: int = 2
