@@ -9,21 +9,21 @@ from typing import Any
 
 from tools.train.evaluate import LONG_WINDOW, SHORT_WINDOW, TEMPERATURE
 from tools.train.export import write_sums
+from tools.train.recipes import find_recipe
 
 _CARD = Template("""\
 ---
 license: psf-2.0
 library_name: surefoot
-tags: [hybrid, gated-delta-rule, multi-token-prediction, speculative-decoding]
+tags: [$tags, multi-token-prediction, speculative-decoding]
 ---
 
-# tiny-hybrid
+# $name
 
-A language model of $parameters million parameters in the Qwen3.5 architecture: layers with the
-gated delta rule ($linear) and with full attention ($full), and a multi-token-prediction (MTP) head.
-It was trained from random weights on Python source text, on two CPU cores, to try speculative
-decoding on a hybrid without a download. It writes text that looks like Python and means nothing.
-It answers no questions and is no help with code.
+A language model of $parameters million parameters in the $architecture, and a
+multi-token-prediction (MTP) head. It was trained from random weights on Python source text, on two
+CPU cores, to try speculative decoding on $kind without a download. It writes text that looks like
+Python and means nothing. It answers no questions and is no help with code.
 
 `tools/train_tiny.py` of the surefoot repository made every file here, this card included.
 All numbers below are its measurements (`measured.json`, `training.json`).
@@ -105,11 +105,8 @@ _PROMPTS = {"prompts": "count", "prompt_tokens": "tokens", "new_tokens": "new_to
 
 
 def _about_model(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    kinds = config["layer_types"]
-    return {
+    return find_recipe(config).about(config) | {
         "parameters": f"{(folder / 'model.safetensors').stat().st_size / 2e6:.1f}",
-        "linear": str(kinds.count("linear_attention")),
-        "full": str(kinds.count("full_attention")),
         "vocabulary": str(config["vocab_size"]),
         "temperature": str(TEMPERATURE),
         "short": str(SHORT_WINDOW),

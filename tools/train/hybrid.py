@@ -14,14 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tools.train.delta import gated_delta
-from tools.train.network import Network
+from tools.train.network import ModelSizes, Network
 
 
 @dataclass(frozen=True)
-class HybridSizes:
+class HybridSizes(ModelSizes):
     """What shapes the model; the names are those of the public config."""
 
-    vocab_size: int = 4096
     hidden_size: int = 256
     intermediate_size: int = 704
     layers: str = "LLLFLL"

@@ -39,7 +39,8 @@ class HeadBlock(Block):
     def join(self, embedded: Tensor, streams: Tensor) -> Tensor:
         """Streams [B, T, n, D] of the next token's embedding and the streams before it."""
         token: Tensor = self.e_proj(self.enorm(embedded))[:, :, None]
-        return token + self.h_proj(self.hnorm(streams))
+        read: Tensor = self.h_proj(self.hnorm(streams))
+        return token + read
 
 
 class LatentNetwork(Network):
@@ -47,7 +48,7 @@ class LatentNetwork(Network):
 
     def __init__(self, sizes: LatentSizes) -> None:
         super().__init__()
-        self.sizes = sizes
+        self.sizes: LatentSizes = sizes
         self.model = Trunk(sizes)
         self.lm_head = linear(sizes.hidden_size, sizes.vocab_size)
         self.mtp = nn.ModuleList([HeadBlock(sizes)])

@@ -104,7 +104,7 @@ class Compressor(nn.Module):
 
 
 def closed(tokens: int, ratio: int) -> Tensor:
-    """Which entries each token sees, [T, T // ratio]: those whose window it or one before closes."""
+    """Which entries each token sees, [T, T // ratio]: those whose last token it is or follows."""
     ends = torch.arange(1, tokens // ratio + 1) * ratio
     return ends <= torch.arange(1, tokens + 1)[:, None]
 
@@ -273,8 +273,8 @@ def _index_loss(scores: Tensor, query: Tensor, keys: Tensor, seen: Tensor) -> Te
     """Cross-entropy of the indexer's distribution over entries against attention's, mean of T."""
     fits = torch.einsum("bthd,bed->bhte", query, keys) * query.shape[-1] ** -0.5
     wanted = fits.masked_fill(~seen, HIDDEN).softmax(-1).mean(1)
-    given = scores.log_softmax(-1)
-    return -((wanted * given).sum(-1) * seen.any(-1)).mean()
+    missed: Tensor = (wanted * scores.log_softmax(-1)).sum(-1) * seen.any(-1)
+    return -missed.mean()
 
 
 # Opaque to the compiler, which would unroll the rounds of every layer.

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tools.train.network import ModelSizes
+
 
 @dataclass(frozen=True)
-class LatentSizes:
+class LatentSizes(ModelSizes):
     """What shapes the model; the names are those of the public config.
 
     The ratios, the window and the streams are those of the real models, the rest is small.
     """
 
-    vocab_size: int = 4096
     hidden_size: int = 256
     compress_ratios: tuple[int, ...] = (0, 4, 128, 4, 128)
     num_attention_heads: int = 4

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Protocol
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from tools.train.text import VOCABULARY
 
-class AnySizes(Protocol):
-    """What shapes a model, a frozen dataclass; the names are those of the public config."""
 
-    @property
-    def vocab_size(self) -> int: ...
+@dataclass(frozen=True)
+class ModelSizes:
+    """What shapes a model; the names are those of the public config."""
+
+    vocab_size: int = VOCABULARY
 
 
 class Network(nn.Module, ABC):
@@ -22,7 +24,7 @@ class Network(nn.Module, ABC):
         sizes: what it was made with.
     """
 
-    sizes: AnySizes
+    sizes: ModelSizes
 
     def hidden(self, ids: Tensor) -> Tensor:
         """Hidden states [B, T, ...] for token ids [B, T]: what the draft head reads."""

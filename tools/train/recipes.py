@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, fields
-from typing import Any
+from typing import Any, ClassVar
 
 from tools.train.hybrid import HybridNetwork, HybridSizes
 from tools.train.latent import LatentNetwork
@@ -40,6 +40,10 @@ class Recipe(ABC):
     def config(self, sizes: Mapping[str, Any]) -> dict[str, object]:
         """What is particular to the architecture in its config.json."""
 
+    @abstractmethod
+    def about(self, config: Mapping[str, Any]) -> dict[str, str]:
+        """What the model card says of the architecture."""
+
     def whole_config(self, sizes: Mapping[str, Any]) -> dict[str, object]:
         """The config.json of a network of these sizes, a dict of its dataclass."""
         return self.config(sizes) | {
@@ -54,7 +58,7 @@ class HybridRecipe(Recipe):
     """tiny-hybrid: Qwen3.5."""
 
     name, schedule, longest = "tiny-hybrid", Schedule(), 4096
-    _KINDS = {"L": "linear_attention", "F": "full_attention"}
+    _KINDS: ClassVar = {"L": "linear_attention", "F": "full_attention"}
 
     def make(self) -> Network:
         """See Recipe."""
@@ -95,6 +99,17 @@ class HybridRecipe(Recipe):
             "mamba_ssm_dtype": "float32",
         }
 
+    def about(self, config: Mapping[str, Any]) -> dict[str, str]:
+        """See Recipe."""
+        linear, full = (config["layer_types"].count(kind) for kind in self._KINDS.values())
+        return {
+            "name": self.name,
+            "tags": "hybrid, gated-delta-rule",
+            "kind": "a hybrid",
+            "architecture": f"Qwen3.5 architecture: layers with the gated delta rule ({linear}) "
+            f"and with full attention ({full})",
+        }
+
 
 class LatentRecipe(Recipe):
     """tiny-dsv4: DeepSeek V4.
@@ -132,6 +147,20 @@ class LatentRecipe(Recipe):
             "hidden_act": "silu",
             "attention_bias": False,
             "tie_word_embeddings": False,
+        }
+
+    def about(self, config: Mapping[str, Any]) -> dict[str, str]:
+        """See Recipe."""
+        ratios = config["compress_ratios"][: config["num_hidden_layers"]]
+        return {
+            "name": self.name,
+            "tags": "compressed-attention, mixture-of-experts",
+            "kind": "compressed caches",
+            "architecture": "DeepSeek V4 architecture: hyper-connections, "
+            f"{config['n_routed_experts']} experts, layers that see a window of "
+            f"{config['sliding_window']} tokens ({ratios.count(0)}), also the "
+            f"{config['index_topk']} entries of 4 tokens each that an indexer chooses "
+            f"({ratios.count(4)}), or also all entries of 128 tokens each ({ratios.count(128)})",
         }
 
 

@@ -16,11 +16,14 @@ from tools.train.card import write_card
 from tools.train.delta import gated_delta
 from tools.train.evaluate import Written, accept_length, evaluate_folder
 from tools.train.export import export_folder
-from tools.train.loop import Pace, Schedule, Training
-from tools.train.network import DraftHead, FullBlock, Network, Sizes, angles
+from tools.train.hybrid import DraftHead, FullBlock, HybridNetwork, HybridSizes, angles
+from tools.train.loop import Pace, Training
 from tools.train.optimiser import orthogonalise
+from tools.train.recipes import RECIPES
+from tools.train.schedule import Schedule
 
-SIZES = Sizes(
+RECIPE = RECIPES["tiny-hybrid"]
+SIZES = HybridSizes(
     vocab_size=300,
     hidden_size=64,
     intermediate_size=64,
@@ -34,6 +37,12 @@ SIZES = Sizes(
     linear_key_head_dim=16,
     linear_value_head_dim=32,
 )
+
+
+def make() -> HybridNetwork:
+    return HybridNetwork(SIZES)
+
+
 SCHEDULE = Schedule(steps=(12, 8), batch=2, window=64, warmup=2)
 
 
@@ -54,7 +63,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train(folder: Path, prepared: Path, stop_after: int = 0, seed: int = 0) -> Training:
     schedule = replace(SCHEDULE, seed=seed)
-    training = Training(folder, text.load(prepared), SIZES, schedule, lambda _line: None)
+    training = Training(folder, text.load(prepared), make, schedule, lambda _line: None)
     pace = Pace(compiled=False, save_every=5, measure_every=100, stop_after=stop_after)
     assert training.run(pace) == (stop_after == 0)
     return training
@@ -126,7 +135,9 @@ def test_chunks_and_their_gradients_equal_the_recurrence() -> None:
         torch.testing.assert_close(chunked, stepped, rtol=1e-4, atol=1e-4)
 
 
-def draft_one_by_one(head: DraftHead, network: Network, ids: Tensor, row: int) -> list[Tensor]:
+def draft_one_by_one(
+    head: DraftHead, network: HybridNetwork, ids: Tensor, row: int
+) -> list[Tensor]:
     """Drafts of one row as an engine makes them: a growing sequence of inputs to the layer."""
     embedded, hidden = network.model.embed_tokens(ids), network.hidden(ids)
     inputs = torch.cat(
@@ -153,7 +164,7 @@ def draft_one_by_one(head: DraftHead, network: Network, ids: Tensor, row: int) -
 
 def test_drafts_of_all_rows_at_once_equal_drafts_one_by_one() -> None:
     torch.manual_seed(1)
-    network = Network(SIZES)
+    network = make()
     ids = torch.randint(SIZES.vocab_size, (2, 24))
     with torch.no_grad():
         at_once = network.drafts(ids, network.hidden(ids), 3)
@@ -210,7 +221,7 @@ def test_a_finished_run_takes_a_further_round_of_the_head(
 ) -> None:
     shutil.copyfile(trained.folder / "checkpoint.pt", tmp_path / "checkpoint.pt")
     schedule = replace(SCHEDULE, steps=(*SCHEDULE.steps, 4))
-    training = Training(tmp_path, text.load(prepared), SIZES, schedule, lambda _line: None)
+    training = Training(tmp_path, text.load(prepared), make, schedule, lambda _line: None)
     assert training.run(Pace(compiled=False))
     before, after = trained.network.state_dict(), training.network.state_dict()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
@@ -228,7 +239,7 @@ def test_a_checkpoint_of_another_schedule_is_refused(prepared: Path, tmp_path: P
 def test_an_unfinished_run_is_not_exported(prepared: Path, tmp_path: Path) -> None:
     train(tmp_path / "run", prepared, stop_after=1)
     with pytest.raises(ValueError, match="go on with `train` first"):
-        export_folder(tmp_path / "run", prepared, tmp_path / "out")
+        export_folder(tmp_path / "run", prepared, tmp_path / "out", RECIPE)
 
 
 def test_a_finished_run_becomes_a_folder_with_a_card(
@@ -236,7 +247,7 @@ def test_a_finished_run_becomes_a_folder_with_a_card(
 ) -> None:
     monkeypatch.setattr(evaluate, "PROMPTS", 2)
     monkeypatch.setattr(evaluate, "NEW_TOKENS", 64)
-    export_folder(trained.folder, prepared, tmp_path)
+    export_folder(trained.folder, prepared, tmp_path, RECIPE)
     evaluate_folder(tmp_path, prepared, lambda _line: None)
     write_card(tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
@@ -257,7 +268,7 @@ def test_accept_lengths_follow_the_passes() -> None:
 
 def test_drafts_are_compared_with_the_tokens_they_foretell() -> None:
     torch.manual_seed(2)
-    network = Network(SIZES)
+    network = make()
     ids = torch.randint(SIZES.vocab_size, (1, 20))
     with torch.no_grad():
         states = network.drafts(ids, network.hidden(ids), 3)
