@@ -179,6 +179,8 @@ class StreamGates:
         streams: n.
         rounds: how often rows and columns are normalised.
         eps: in every denominator, and the least share of a stream that is read.
+        norm: [d] weights of the norm of what is read.
+        norm_eps: of that norm, and of the streams'.
     """
 
     base: Tensor
@@ -186,3 +188,5 @@ class StreamGates:
     streams: int
     rounds: int
     eps: float
+    norm: Tensor
+    norm_eps: float

@@ -1,10 +1,11 @@
-"""Hyper-connections in a form whose bits do not depend on how many tokens there are.
+"""Hyper-connections and routers in a form whose bits do not depend on how many tokens there are.
 
 Sums over streams are written term by term: the library may add in another order for other shapes.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -12,33 +13,32 @@ from torch import Tensor
 
 from surefoot.backend.operands import StreamGates
 
+_LEAST_SUM = 1e-20
 
-class PlainStreams:
-    """The operators of streams, for whichever device the tensors are on."""
 
-    def gate_streams(self, x: Tensor, gates: StreamGates) -> tuple[Tensor, Tensor, Tensor]:
+class PlainStreams(ABC):
+    """The operators of streams and of routers, for whichever device the tensors are on."""
+
+    @abstractmethod
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See Backend."""
-        n, eps = gates.streams, gates.eps
-        read, write, mix = (
-            part * gates.scale[i] + base
-            for i, (part, base) in enumerate(
-                zip(x.split((n, n, n * n), dim=1), gates.base.split((n, n, n * n)), strict=True)
-            )
-        )
-        shares, factors = _sigmoid(read) + eps, 2 * _sigmoid(write)
-        mixing = mix.reshape(-1, n, n)
-        mixing = torch.exp(mixing - mixing.amax(2, keepdim=True))
-        mixing = mixing / _total(mixing.unbind(2))[:, :, None] + eps
-        mixing = mixing / (_total(mixing.unbind(1))[:, None] + eps)
-        for _ in range(gates.rounds - 1):
-            mixing = mixing / (_total(mixing.unbind(2))[:, :, None] + eps)
-            mixing = mixing / (_total(mixing.unbind(1))[:, None] + eps)
-        return shares, factors, mixing
+
+    @abstractmethod
+    def top_k(self, scores: Tensor, n: int) -> tuple[Tensor, Tensor]:
+        """See Backend."""
+
+    def enter_streams(
+        self, streams: Tensor, products: Tensor, gates: StreamGates
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See Backend."""
+        square = _row_sum(streams.flatten(1).float().square()) / streams[0].numel()
+        products = products * torch.rsqrt(square + gates.norm_eps)
+        shares, factors, mixing = _gate(products, gates)
+        return self.rms_norm(_read(streams, shares), gates.norm, gates.norm_eps), factors, mixing
 
     def read_streams(self, streams: Tensor, shares: Tensor) -> Tensor:
         """See Backend."""
-        parts = [streams[:, j].float() * shares[:, j, None] for j in range(streams.shape[1])]
-        return _total(parts).to(streams.dtype)
+        return _read(streams, shares)
 
     def write_streams(
         self, streams: Tensor, out: Tensor, factors: Tensor, mixing: Tensor
@@ -51,10 +51,41 @@ class PlainStreams:
             made[:, k] = _total([out.float() * factors[:, k, None], *parts]).to(streams.dtype)
         return made
 
-    def sqrt_softplus(self, x: Tensor) -> Tensor:
+    def choose_experts(self, scores: Tensor, bias: Tensor, n: int) -> Tensor:
         """See Backend."""
-        wide = x.float()
-        return torch.log1p(torch.exp(-wide.abs())).add_(wide.clamp(min=0)).sqrt_()
+        return self.top_k(_sqrt_softplus(scores) + bias, n)[1]
+
+    def weigh_experts(self, scores: Tensor, choice: Tensor, scale: float) -> Tensor:
+        """See Backend."""
+        chosen = _sqrt_softplus(scores.gather(1, choice))
+        return chosen / (_total(chosen.unbind(1)) + _LEAST_SUM)[:, None] * scale
+
+
+def _gate(x: Tensor, gates: StreamGates) -> tuple[Tensor, Tensor, Tensor]:
+    n, eps = gates.streams, gates.eps
+    parts = x.split((n, n, n * n), dim=1)
+    bases = gates.base.split((n, n, n * n))
+    read, write, mix = (
+        part * gates.scale[i] + base
+        for i, (part, base) in enumerate(zip(parts, bases, strict=True))
+    )
+    mixing = mix.reshape(-1, n, n)
+    mixing = torch.exp(mixing - mixing.amax(2, keepdim=True))
+    mixing = mixing / _total(mixing.unbind(2))[:, :, None] + eps
+    mixing = mixing / (_total(mixing.unbind(1))[:, None] + eps)
+    for _ in range(gates.rounds - 1):
+        mixing = mixing / (_total(mixing.unbind(2))[:, :, None] + eps)
+        mixing = mixing / (_total(mixing.unbind(1))[:, None] + eps)
+    return _sigmoid(read) + eps, 2 * _sigmoid(write), mixing
+
+
+def _read(streams: Tensor, shares: Tensor) -> Tensor:
+    parts = [streams[:, j].float() * shares[:, j, None] for j in range(streams.shape[1])]
+    return _total(parts).to(streams.dtype)
+
+
+def _sqrt_softplus(x: Tensor) -> Tensor:
+    return torch.log1p(torch.exp(-x.abs())).add_(x.clamp(min=0)).sqrt_()
 
 
 def _sigmoid(x: Tensor) -> Tensor:
@@ -66,3 +97,12 @@ def _total(parts: Sequence[Tensor]) -> Tensor:
     for part in parts[1:]:
         total = total + part
     return total
+
+
+def _row_sum(x: Tensor) -> Tensor:
+    """[T, 1] sums of the rows of [T, D]; a row's halves are added to each other again and again."""
+    while (width := x.shape[1]) > 1:
+        half = width // 2
+        added = x[:, :half] + x[:, half : 2 * half]
+        x = torch.cat((added, x[:, 2 * half :]), 1)
+    return x

@@ -153,22 +153,49 @@ class Backend(Protocol):
         """
         ...
 
-    def sqrt_softplus(self, x: Tensor) -> Tensor:
-        """Square root of log(1 + e^x), elementwise in float32."""
-        ...
-
-    def gate_streams(self, x: Tensor, gates: StreamGates) -> tuple[Tensor, Tensor, Tensor]:
-        """Coefficients of each token's streams.
+    def choose_experts(self, scores: Tensor, bias: Tensor, n: int) -> Tensor:
+        """The n best experts of each token, by sqrt(log(1 + e^score)) + bias; see top_k.
 
         Args:
-            x: [T, n (n + 2)] float32: n numbers for what is read, n for what is written, and n rows
-                of n for the mixing.
+            scores: [T, E] float32.
+            bias: [E] float32.
+            n: how many.
+
+        Returns:
+            [T, n] int64 ids, the best first.
+        """
+        ...
+
+    def weigh_experts(self, scores: Tensor, choice: Tensor, scale: float) -> Tensor:
+        """Weights of chosen experts: their sqrt(log(1 + e^score)), brought to the sum `scale`.
+
+        Args:
+            scores: [T, E] float32.
+            choice: [T, n] int64 ids.
+            scale: sum of a token's weights.
+
+        Returns:
+            [T, n] float32.
+        """
+        ...
+
+    def enter_streams(
+        self, streams: Tensor, products: Tensor, gates: StreamGates
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What a layer reads of each token's streams, and the coefficients of what it writes.
+
+        Args:
+            streams: [T, n, d].
+            products: [T, n (n + 2)] float32, of the streams as one vector: n numbers for what is
+                read, n for what is written, and n rows of n for the mixing. They become those of
+                the normed vector, divided by the root of its mean square + norm_eps.
             gates: how they become coefficients.
 
         Returns:
-            [T, n] shares that are read, sigmoid + eps; [T, n] factors of what is written, twice the
-            sigmoid; [T, n, n] mixing matrices: the softmax of each row plus eps, whose columns and
-            rows are brought to the sum 1 in turn, columns first and last.
+            [T, d] in the streams' dtype: the normed sum over streams of share * stream, where a
+            share is sigmoid + eps; [T, n] factors of what is written, twice the sigmoid; [T, n, n]
+            mixing matrices: the softmax of each row plus eps, whose columns and rows are brought
+            to the sum 1 in turn, columns first and last.
         """
         ...
 

@@ -92,35 +92,26 @@ def _mtp_cache(prefix: str) -> str:
 
 @dataclass(frozen=True)
 class Block:
-    """Attention and experts, each with its hyper-connection and a norm before."""
+    """Attention and experts, each with its hyper-connection."""
 
     kind: str
-    eps: float
     around_attention: HyperConnection
-    attention_norm: Tensor
     attention: LatentAttention
     around_feed: HyperConnection
-    feed_norm: Tensor
     feed: RoutedFeed
 
     def __call__(self, streams: Tensor, angles: StepAngles, batch: Batch, pools: Pools) -> Tensor:
         """Map the streams [T, n, hidden] to the streams after this layer."""
         x, *rest = self.around_attention.read(streams)
-        x = self._normed(x, self.attention_norm)
-        streams = self.around_attention.write(
-            streams, self.attention(x, angles, batch, pools), *rest
-        )
+        out = self.attention(x, angles, batch, pools)
+        streams = self.around_attention.write(streams, out, *rest)
         x, *rest = self.around_feed.read(streams)
-        x = self._normed(x, self.feed_norm)
         return self.around_feed.write(streams, self.feed(x, batch.tokens), *rest)
 
     def write(self, streams: Tensor, angles: StepAngles, batch: Batch, pools: Pools) -> None:
         """Write the window's entries of the streams and nothing else."""
         x, *_ = self.around_attention.read(streams)
-        self.attention.write(self._normed(x, self.attention_norm), angles, batch, pools)
-
-    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        return self.attention.backend.rms_norm(x, weight, self.eps)
+        self.attention.write(x, angles, batch, pools)
 
 
 @dataclass(frozen=True)
@@ -289,14 +280,10 @@ def _take_blocks(tensors: LatentTensors, prefix: str) -> list[Block]:
 def _take_block(
     tensors: LatentTensors, name: str, kind: str, router: str, caches: LatentCaches
 ) -> Block:
-    hidden = tensors.config.hidden
     return Block(
         kind=kind,
-        eps=tensors.config.eps,
-        around_attention=tensors.connection(name + "attn_hc."),
-        attention_norm=tensors.vector(name + "input_layernorm.weight", hidden),
+        around_attention=tensors.connection(name + "attn_hc.", name + "input_layernorm.weight"),
         attention=tensors.attention(name + "self_attn.", kind, caches),
-        around_feed=tensors.connection(name + "ffn_hc."),
-        feed_norm=tensors.vector(name + "post_attention_layernorm.weight", hidden),
+        around_feed=tensors.connection(name + "ffn_hc.", name + "post_attention_layernorm.weight"),
         feed=tensors.feed(name + "mlp.", router),
     )

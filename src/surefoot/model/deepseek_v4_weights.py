@@ -11,7 +11,7 @@ from surefoot.backend.operands import StreamGates
 from surefoot.backend.protocol import Backend, Linear
 from surefoot.errors import WeightsError
 from surefoot.model.deepseek_v4_config import HASHED, SPARSE, LatentConfig
-from surefoot.model.layers.hyper import HyperConnection, Normed, StreamHead
+from surefoot.model.layers.hyper import HyperConnection, StreamHead
 from surefoot.model.layers.latent import (
     Compressor,
     Indexer,
@@ -54,39 +54,40 @@ class LatentTensors:
         """The linear `name`, packed."""
         return self.backend.pack_linear(self.weight(name, outputs, inputs), None)
 
-    def connection(self, name: str) -> HyperConnection:
-        """The hyper-connection whose tensors start with `name`."""
+    def connection(self, name: str, norm: str) -> HyperConnection:
+        """The hyper-connection whose tensors start with `name`, and the norm named so."""
         sizes = self.config.streams
         return HyperConnection(
-            normed=self._normed(name + "fn", sizes.gates),
+            product=self._streams_product(name + "fn", sizes.gates),
             gates=StreamGates(
                 base=self.exact(name + "base", sizes.gates),
                 scale=self.exact(name + "scale", 3),
                 streams=sizes.count,
                 rounds=sizes.rounds,
                 eps=sizes.eps,
+                norm=self.vector(norm, self.config.hidden),
+                norm_eps=self.config.eps,
             ),
+            backend=self.backend,
         )
 
     def stream_head(self, name: str) -> StreamHead:
         """What joins the streams in the end; its tensors start with `name`."""
         sizes = self.config.streams
         return StreamHead(
-            normed=self._normed(name + "hc_fn", sizes.count),
+            product=self._streams_product(name + "hc_fn", sizes.count),
+            ones=torch.ones(sizes.count * self.config.hidden, device=self.backend.device),
             base=self.exact(name + "hc_base", sizes.count),
             scale=self.exact(name + "hc_scale", 1),
             eps=sizes.eps,
-        )
-
-    def _normed(self, name: str, outputs: int) -> Normed:
-        width = self.config.streams.count * self.config.hidden
-        weight = self.take.take(name, (outputs, width), torch.float32)
-        return Normed(
-            product=self.backend.pack_linear(weight, None),
-            ones=torch.ones(width, device=self.backend.device),
-            eps=self.config.eps,
+            norm_eps=self.config.eps,
             backend=self.backend,
         )
+
+    def _streams_product(self, name: str, outputs: int) -> Linear:
+        width = self.config.streams.count * self.config.hidden
+        weight = self.take.take(name, (outputs, width), torch.float32)
+        return self.backend.pack_linear(weight, None)
 
     def attention(self, name: str, kind: str, caches: LatentCaches) -> LatentAttention:
         """The attention of a layer of this kind whose tensors start with `name`."""

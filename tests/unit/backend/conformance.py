@@ -20,7 +20,7 @@ from tests.unit.backend.conformance_latents import (
     attend_latents,
     choose_entries,
     compress,
-    sqrt_softplus,
+    routers,
     streams,
 )
 from tests.unit.backend.layouts import GARBAGE, HEADS, SIZES, Case, case_of
@@ -225,7 +225,8 @@ def experts(backend: Backend, seed: int) -> Sequence[Tensor]:
     count, inner, hidden = rng.randint(1, 9), rng.randint(1, 30), rng.randint(1, 30)
     gate_up = torch.randn(count, 2 * inner, hidden, generator=draws) / hidden**0.5
     down = torch.randn(count, hidden, inner, generator=draws) / inner**0.5
-    packed = backend.pack_experts(gate_up.to(backend.device), down.to(backend.device))
+    limit = rng.choice((math.inf, 0.3))
+    packed = backend.pack_experts(gate_up.to(backend.device), down.to(backend.device), limit)
     chosen = rng.randint(1, count)
     tokens = rng.choice((0, 1, 2, rng.randint(3, 40)))
     order = torch.rand(tokens, count, generator=draws).argsort(-1)[:, :chosen]
@@ -261,7 +262,7 @@ OPERATORS: Mapping[str, Run] = {
         choose_entries,
         attend_latents,
         streams,
-        sqrt_softplus,
+        routers,
     )
 }
 

@@ -104,21 +104,24 @@ def streams(backend: Backend, seed: int) -> Sequence[Tensor]:
     count, size, tokens = rng.randint(1, 5), rng.randint(1, 70), rng.randrange(40)
     width, device = count * (count + 2), backend.device
     base, scale = torch.randn(width, generator=draws), torch.rand(3, generator=draws)
-    gates = StreamGates(base.to(device), scale.to(device), count, rng.randint(1, 20), 1e-6)
-    x = torch.randn(tokens, width, generator=draws).to(device)
-    shares, factors, mixing = backend.gate_streams(x, gates)
+    norm, rounds = 1 + 0.2 * torch.randn(size, generator=draws), rng.randint(1, 20)
+    gates = StreamGates(
+        base.to(device), scale.to(device), count, rounds, 1e-6, norm.to(device), 1e-6
+    )
+    products = torch.randn(tokens, width, generator=draws).to(device)
     many = torch.randn(tokens, count, size, generator=draws).to(device)
     out = torch.randn(tokens, size, generator=draws).to(device)
-    return (
-        shares,
-        factors,
-        mixing,
-        backend.read_streams(many, shares),
-        backend.write_streams(many, out, factors, mixing),
-    )
+    x, factors, mixing = backend.enter_streams(many, products, gates)
+    made = backend.write_streams(many, out, factors, mixing)
+    return x, factors, mixing, made, backend.read_streams(many, factors)
 
 
-def sqrt_softplus(backend: Backend, seed: int) -> Sequence[Tensor]:
-    draws = torch.Generator().manual_seed(seed)
-    x = 30 * torch.randn(seed % 17, 1 + seed % 70, generator=draws)
-    return (backend.sqrt_softplus(x.to(backend.device)),)
+def routers(backend: Backend, seed: int) -> Sequence[Tensor]:
+    """Some scores are tied, and some so far from 0 that softplus is 0 or the score."""
+    rng, draws = random.Random(seed), torch.Generator().manual_seed(seed)
+    tokens, count = rng.randrange(20), rng.randint(1, 40)
+    scores = torch.randint(-9, 9, (tokens, count), generator=draws) * rng.choice((0.3, 4.0, 20.0))
+    bias = torch.randint(0, 3, (count,), generator=draws).float()
+    scores, bias = scores.to(backend.device), bias.to(backend.device)
+    choice = backend.choose_experts(scores, bias, rng.randint(1, count))
+    return choice, backend.weigh_experts(scores, choice, 1.5)

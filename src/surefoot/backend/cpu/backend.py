@@ -16,14 +16,15 @@ from surefoot.backend.blockwise.backend import BlockwiseBackend
 from surefoot.backend.blockwise.blocks import DeltaShape
 from surefoot.backend.blockwise.linear import PlainGated
 from surefoot.backend.blockwise.recurrent import least_new_width
+from surefoot.backend.cpu.experts import CompiledExperts, LimitedGated
 from surefoot.backend.cpu.kernels import choose as choosing
-from surefoot.backend.cpu.kernels import prepare_kernels, rowwise
+from surefoot.backend.cpu.kernels import prepare_kernels, routed, rowwise
 from surefoot.backend.cpu.kernels import streams as mixed
 from surefoot.backend.cpu.linear import FastGated, RowInvariant, pack_fast, pack_gated
 from surefoot.backend.cpu.rows import CompiledRows, are_float32, run_delta
 from surefoot.backend.noise import NoiseKey
 from surefoot.backend.operands import DeltaCaches, DeltaInputs, Fold, RowLayout, StreamGates
-from surefoot.backend.protocol import UNCHOSEN, Capabilities, Linear
+from surefoot.backend.protocol import UNCHOSEN, Capabilities, Experts, Linear
 from surefoot.backend.row_operators import RowOperators
 
 
@@ -61,10 +62,33 @@ class CpuBackend(BlockwiseBackend):
         """See Backend."""
         both, width = self.pack_linear(weight, bias), weight.shape[0] // 2
         if limit < math.inf:
-            return PlainGated(both, limit)
+            fits = weight.dtype == torch.float32
+            return LimitedGated(both, limit) if fits else PlainGated(both, limit)
         if self.capabilities.bitwise:
             return pack_gated(both, width)
         return FastGated(both, width, rows=sys.maxsize)
+
+    def pack_experts(self, gate_up: Tensor, down: Tensor, limit: float = math.inf) -> Experts:
+        """See Backend."""
+        if gate_up.dtype != torch.float32:
+            return super().pack_experts(gate_up, down, limit)
+        return CompiledExperts(
+            tuple(self.pack_linear(weight, None) for weight in gate_up),
+            tuple(self.pack_linear(weight, None) for weight in down),
+            limit,
+        )
+
+    def choose_experts(self, scores: Tensor, bias: Tensor, n: int) -> Tensor:
+        """See Backend."""
+        choice = torch.empty(len(scores), n, dtype=torch.int64)
+        routed.choose_experts(scores.numpy(), bias.numpy(), choice.numpy())
+        return choice
+
+    def weigh_experts(self, scores: Tensor, choice: Tensor, scale: float) -> Tensor:
+        """See Backend."""
+        weights = torch.empty(choice.shape)
+        routed.weigh_experts(scores.numpy(), choice.numpy(), np.float32(scale), weights.numpy())
+        return weights
 
     def rows(self, layout: RowLayout) -> RowOperators:
         """See Backend."""
@@ -166,22 +190,29 @@ class CpuBackend(BlockwiseBackend):
         inputs = DeltaInputs(empty, empty, values, gates, gates)
         run_delta(inputs, caches, np.array(rows, dtype=np.int64).reshape(-1, 6))
 
-    def gate_streams(self, x: Tensor, gates: StreamGates) -> tuple[Tensor, Tensor, Tensor]:
+    def enter_streams(
+        self, streams: Tensor, products: Tensor, gates: StreamGates
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """See Backend."""
-        tokens, count = x.shape[0], gates.streams
-        shares, factors = torch.empty(tokens, count), torch.empty(tokens, count)
+        if not are_float32(streams, gates.norm):
+            return super().enter_streams(streams, products, gates)
+        tokens, count, size = streams.shape
+        out, factors = torch.empty(tokens, size), torch.empty(tokens, count)
         mixing = torch.empty(tokens, count, count)
-        mixed.gate_streams(
-            x.numpy(),
+        mixed.enter_streams(
+            streams.numpy(),
+            products.numpy(),
             gates.base.numpy(),
             gates.scale.numpy(),
             gates.rounds,
             np.float32(gates.eps),
-            shares.numpy(),
+            gates.norm.numpy(),
+            np.float32(gates.norm_eps),
+            out.numpy(),
             factors.numpy(),
             mixing.numpy(),
         )
-        return shares, factors, mixing
+        return out, factors, mixing
 
     def read_streams(self, streams: Tensor, shares: Tensor) -> Tensor:
         """See Backend."""

@@ -43,48 +43,27 @@ class StreamSizes:
 
 
 @dataclass(frozen=True)
-class Normed:
-    """The product of streams, normed as one vector, with a matrix; in float32.
+class HyperConnection:
+    """What stands around one layer, the norm of its input too.
 
     Attributes:
-        product: from n * hidden numbers.
-        ones: [n * hidden] float32, as the norm has no weights.
-        eps: of the norm.
+        product: from the streams as one vector, n * hidden numbers, to coefficients; in float32.
+        gates: how they are used.
         backend: computes.
     """
 
     product: Linear
-    ones: Tensor
-    eps: float
+    gates: StreamGates
     backend: Backend
 
-    def __call__(self, streams: Tensor) -> Tensor:
-        """Map [T, n, hidden] to [T, outputs]."""
-        flat = streams.flatten(1).float()
-        return self.product(self.backend.rms_norm(flat, self.ones, self.eps))
-
-
-@dataclass(frozen=True)
-class HyperConnection:
-    """What stands around one layer.
-
-    Attributes:
-        normed: to the coefficients.
-        gates: how they are used.
-    """
-
-    normed: Normed
-    gates: StreamGates
-
     def read(self, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The layer's input [T, hidden], and what `write` needs besides."""
-        backend = self.normed.backend
-        shares, factors, mixing = backend.gate_streams(self.normed(streams), self.gates)
-        return backend.read_streams(streams, shares), factors, mixing
+        """The layer's normed input [T, hidden], and what `write` needs besides."""
+        products = self.product(streams.flatten(1).float())
+        return self.backend.enter_streams(streams, products, self.gates)
 
     def write(self, streams: Tensor, out: Tensor, factors: Tensor, mixing: Tensor) -> Tensor:
         """The streams [T, n, hidden] after the layer has put out [T, hidden]."""
-        return self.normed.backend.write_streams(streams, out, factors, mixing)
+        return self.backend.write_streams(streams, out, factors, mixing)
 
 
 @dataclass(frozen=True)
@@ -92,20 +71,27 @@ class StreamHead:
     """The streams' weighted sum in the end.
 
     Attributes:
-        normed: to one number for each stream.
+        product: from the streams as one vector to one number for each stream; in float32.
+        ones: [n * hidden] float32, as the norm before it has no weights.
         base: [n] float32.
         scale: [1] float32.
         eps: the least share.
+        norm_eps: of the norm.
+        backend: computes.
     """
 
-    normed: Normed
+    product: Linear
+    ones: Tensor
     base: Tensor
     scale: Tensor
     eps: float
+    norm_eps: float
+    backend: Backend
 
     def __call__(self, streams: Tensor) -> Tensor:
         """Map [T, n, hidden] to [T, hidden]."""
-        backend = self.normed.backend
-        gate = self.normed(streams) * self.scale + self.base
+        backend = self.backend
+        flat = backend.rms_norm(streams.flatten(1).float(), self.ones, self.norm_eps)
+        gate = self.product(flat) * self.scale + self.base
         shares = backend.gate(gate.new_ones(gate.shape), gate) + self.eps
         return backend.read_streams(streams, shares)

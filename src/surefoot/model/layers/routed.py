@@ -9,8 +9,6 @@ from torch import Tensor
 
 from surefoot.backend.protocol import Backend, Experts, Linear
 
-_LEAST_SUM = 1e-20
-
 
 @dataclass(frozen=True)
 class RoutedSizes:
@@ -55,7 +53,7 @@ class BiasedChoice:
 
     def __call__(self, tokens: Tensor, scores: Tensor, backend: Backend) -> Tensor:
         """[T, chosen] expert ids for scores [T, experts]."""
-        return backend.top_k(scores + self.bias, self.chosen)[1]
+        return backend.choose_experts(scores, self.bias, self.chosen)
 
 
 @dataclass(frozen=True)
@@ -82,8 +80,7 @@ class RoutedFeed:
 
     def __call__(self, x: Tensor, tokens: Tensor) -> Tensor:
         """Map [T, hidden] to [T, hidden]; `tokens` [T] are the ids."""
-        scores = self.backend.sqrt_softplus(self.router(x.float()))
+        scores = self.router(x.float())
         chosen = self.choice(tokens, scores, self.backend)
-        weights = scores.gather(1, chosen)
-        weights = weights / (weights.sum(1, keepdim=True) + _LEAST_SUM) * self.scale
+        weights = self.backend.weigh_experts(scores, chosen, self.scale)
         return self.down.add(self.gated(x), self.experts(x, chosen, weights))

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from surefoot.backend.cpu.kernels.algebra import Floats, exp, sigmoid
+from surefoot.backend.cpu.kernels.algebra import (
+    Floats,
+    accumulate,
+    dot,
+    exp,
+    norm_row,
+    sigmoid,
+)
 from surefoot.backend.cpu.kernels.compile import kernel, part
 
 _ZERO = np.float32(0)
@@ -37,54 +44,91 @@ def _soften(mixing: Floats, eps: np.float32) -> None:
             mixing[j, k] = mixing[j, k] / total + eps
 
 
-@kernel("void(f4[:,::1],f4[::1],f4[::1],i8,f4,f4[:,::1],f4[:,::1],f4[:,:,::1])")
-def gate_streams(
-    x: Floats,
+@part
+def _gate(x: Floats, base: Floats, scale: Floats, shares: Floats, factors: Floats) -> None:
+    n = shares.shape[0]
+    for j in range(n):
+        shares[j] = sigmoid(x[j] * scale[0] + base[j])
+        factors[j] = _TWO * sigmoid(x[n + j] * scale[1] + base[n + j])
+
+
+@part
+def _mix(x: Floats, base: Floats, scale: np.float32, mixing: Floats) -> None:
+    n = mixing.shape[0]
+    for j in range(n):
+        for k in range(n):
+            mixing[j, k] = x[j * n + k] * scale + base[j * n + k]
+
+
+@kernel(
+    "void(f4[:,:,::1],f4[:,::1],f4[::1],f4[::1],i8,f4,f4[::1],f4,f4[:,::1],f4[:,::1],f4[:,:,::1])"
+)
+def enter_streams(
+    streams: Floats,
+    products: Floats,
     base: Floats,
     scale: Floats,
     rounds: int,
     eps: np.float32,
-    shares: Floats,
+    norm: Floats,
+    norm_eps: np.float32,
+    out: Floats,
     factors: Floats,
     mixing: Floats,
 ) -> None:
-    """See Backend.gate_streams.
+    """See Backend.enter_streams.
 
     Args:
-        x: [T, n (n + 2)].
+        streams: [T, n, d].
+        products: [T, n (n + 2)].
         base: [n (n + 2)].
         scale: [3].
         rounds: of normalising.
         eps: in every denominator.
-        shares: [T, n], written to.
+        norm: [d].
+        norm_eps: of both norms.
+        out: [T, d], written to.
         factors: [T, n], written to.
         mixing: [T, n, n], written to.
     """
-    n = shares.shape[1]
-    for token in range(x.shape[0]):
+    n, size = streams.shape[1], streams.shape[2]
+    shares, x = np.empty(n, np.float32), np.empty(products.shape[1], np.float32)
+    for token in range(streams.shape[0]):
+        square = _ZERO
         for j in range(n):
-            shares[token, j] = sigmoid(x[token, j] * scale[0] + base[j]) + eps
-            factors[token, j] = _TWO * sigmoid(x[token, n + j] * scale[1] + base[n + j])
-            for k in range(n):
-                place = 2 * n + j * n + k
-                mixing[token, j, k] = x[token, place] * scale[2] + base[place]
+            square += dot(streams[token, j], streams[token, j])
+        factor = _ONE / np.sqrt(square / np.float32(n * size) + norm_eps)
+        for i in range(x.shape[0]):
+            x[i] = products[token, i] * factor
+        _gate(x, base, scale, shares, factors[token])
         own = mixing[token]
+        _mix(x[2 * n :], base[2 * n :], scale[2], own)
         _soften(own, eps)
         _normalise_rows(own.T, eps)
         for _ in range(rounds - 1):
             _normalise_rows(own, eps)
             _normalise_rows(own.T, eps)
+        for j in range(n):
+            shares[j] += eps
+        target = out[token]
+        target[:] = _ZERO
+        accumulate(shares, streams[token], target)
+        norm_row(target, norm, norm_eps)
 
 
 @kernel("void(f4[:,:,::1],f4[:,::1],f4[:,::1])")
 def read_streams(streams: Floats, shares: Floats, out: Floats) -> None:
     """See Backend.read_streams; out is [T, d]."""
     for token in range(streams.shape[0]):
-        for d in range(out.shape[1]):
-            total = _ZERO
-            for j in range(streams.shape[1]):
-                total += shares[token, j] * streams[token, j, d]
-            out[token, d] = total
+        target = out[token]
+        target[:] = _ZERO
+        accumulate(shares[token], streams[token], target)
+
+
+@part
+def _times(x: Floats, factor: np.float32, out: Floats) -> None:
+    for d in range(out.shape[0]):
+        out[d] = factor * x[d]
 
 
 @kernel("void(f4[:,:,::1],f4[:,::1],f4[:,::1],f4[:,:,::1],f4[:,:,::1])")
@@ -92,10 +136,11 @@ def write_streams(
     streams: Floats, out: Floats, factors: Floats, mixing: Floats, made: Floats
 ) -> None:
     """See Backend.write_streams; made is [T, n, d]."""
+    n = streams.shape[1]
+    column = np.empty(n, np.float32)
     for token in range(streams.shape[0]):
-        for k in range(streams.shape[1]):
-            for d in range(out.shape[1]):
-                total = factors[token, k] * out[token, d]
-                for j in range(streams.shape[1]):
-                    total += mixing[token, j, k] * streams[token, j, d]
-                made[token, k, d] = total
+        for k in range(n):
+            for j in range(n):
+                column[j] = mixing[token, j, k]
+            _times(out[token], factors[token, k], made[token, k])
+            accumulate(column, streams[token], made[token, k])
