@@ -30,6 +30,7 @@ deep: $(STAMP)
 	$(BIN)/surefoot check smollm2 --bitwise --tokens 20000
 	$(BIN)/surefoot check smollm2 --no-bitwise --tokens 20000
 	$(BIN)/surefoot check tiny-hybrid --bitwise --tokens 20000
+	$(BIN)/surefoot check tiny-dsv4 --bitwise --tokens 20000
 
 lint: $(STAMP)
 	$(BIN)/ruff check

