@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from types import TracebackType
 from typing import Self
 
@@ -17,8 +16,6 @@ from surefoot.errors import PromptError, SettingError, TokenizerError
 from surefoot.params import SamplingParams
 from surefoot.request import Request
 from surefoot.results import Completion, Piece, Result, Speculation, Timing
-from surefoot.text.template import ChatTemplate
-from surefoot.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, object]
@@ -201,20 +198,14 @@ class LLM:
 
     def render_chat(self, messages: Sequence[Message], options: Mapping[str, object]) -> list[int]:
         """Token ids of a conversation, ready for the answer."""
-        tokenizer, template = self._chat
+        target = self.engine.target
+        if target.tokenizer is None or target.chat_format is None:
+            raise TokenizerError(f"{target.name!r} has no chat template; use generate")
         if "messages" in options:
             raise SettingError("template_options", "cannot replace 'messages', which is given")
         opens = options.get("add_generation_prompt", True) is True
-        text = template.render(messages, options, add_generation_prompt=opens)
-        return tokenizer.encode(text, add_special=False)
-
-    @cached_property
-    def _chat(self) -> tuple[Tokenizer, ChatTemplate]:
-        """The tokenizer and its chat template, which takes a while to compile."""
-        tokenizer = self.engine.tokenizer
-        if tokenizer is None or tokenizer.chat_template is None:
-            raise TokenizerError(f"{self.engine.target.name!r} has no chat template; use generate")
-        return tokenizer, ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
+        text = target.chat_format.render(messages, options, add_generation_prompt=opens)
+        return target.tokenizer.encode(text, add_special=False)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
         """Continue one prompt and hand out each step's piece at once.

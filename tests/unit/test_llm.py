@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -160,7 +161,7 @@ def test_template_options_reach_the_template(llm: LLM) -> None:
     assert "add_generation_prompt" in CHAT_TEMPLATE
 
 
-def test_a_template_is_compiled_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_template_is_compiled_once(target: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     sources: list[str] = []
 
     class Counted(ChatTemplate):
@@ -168,9 +169,10 @@ def test_a_template_is_compiled_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) 
             sources.append(source)
             super().__init__(source, special_tokens)
 
-    monkeypatch.setattr("surefoot.llm.ChatTemplate", Counted)
-    first = llm.render_chat(MESSAGES, {})
-    assert [llm.render_chat(MESSAGES, {}) for _ in range(3)] == [first] * 3
+    monkeypatch.setattr("surefoot.engine.models.ChatTemplate", Counted)
+    with llm_on(replace(target)) as llm:
+        first = llm.render_chat(MESSAGES, {})
+        assert [llm.render_chat(MESSAGES, {}) for _ in range(3)] == [first] * 3
     assert sources == [CHAT_TEMPLATE]
 
 

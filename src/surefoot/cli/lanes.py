@@ -19,7 +19,6 @@ from surefoot.config import EngineConfig
 from surefoot.engine.engine import Engine
 from surefoot.engine.models import LoadedModel, load, load_draft
 from surefoot.errors import SettingError
-from surefoot.text.template import ChatTemplate
 
 _SHIFT = 7
 
@@ -95,10 +94,9 @@ def _ids(target: LoadedModel, ask: Ask) -> list[int]:
         raise SettingError("prompts", "are text, but the checkpoint has no tokenizer; give ids")
     if isinstance(ask.prompt, str) and not ask.messages:
         return tokenizer.encode(ask.prompt)
-    if tokenizer.chat_template is None:
+    if target.chat_format is None:
         raise SettingError("prompts", "are messages, but the checkpoint has no chat template")
-    template = ChatTemplate(tokenizer.chat_template, tokenizer.special_tokens)
-    return tokenizer.encode(template.render(ask.messages), add_special=False)
+    return tokenizer.encode(target.chat_format.render(ask.messages), add_special=False)
 
 
 def _random_ids(target: LoadedModel, length: int) -> list[list[int]]:

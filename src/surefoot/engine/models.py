@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -16,6 +17,8 @@ from surefoot.model.model import Description, Model
 from surefoot.model.registry import family_of
 from surefoot.state.pool import DTYPES
 from surefoot.text.gguf_vocab import tokenizer_from_gguf
+from surefoot.text.messages import ChatFormat
+from surefoot.text.template import ChatTemplate
 from surefoot.text.tokenizer import Tokenizer, load_tokenizer
 from surefoot.weights.gguf import GgufCheckpoint
 from surefoot.weights.load import Checkpoint, TensorTaker, open_checkpoint
@@ -36,6 +39,7 @@ class LoadedModel:
         tokenizer: None if the checkpoint brings none; then only token ids are served.
         generation: the checkpoint's own sampling defaults.
         weight_bytes: what the parameters take in this element type.
+        family_format: how conversations are written if the tokenizer has no chat template.
     """
 
     name: str
@@ -45,6 +49,20 @@ class LoadedModel:
     tokenizer: Tokenizer | None
     generation: Mapping[str, object]
     weight_bytes: int
+    family_format: ChatFormat | None = None
+
+    @cached_property
+    def chat_format(self) -> ChatFormat | None:
+        """How conversations are written, if that is known; a template takes a while to compile.
+
+        Raises:
+            TokenizerError: the template is invalid.
+        """
+        if self.tokenizer is None:
+            return None
+        if self.tokenizer.chat_template is None:
+            return self.family_format
+        return ChatTemplate(self.tokenizer.chat_template, self.tokenizer.special_tokens)
 
 
 def silent(line: str) -> None:
@@ -80,10 +98,11 @@ def load_on(
         take.finish()
         tokenizer = _tokenizer(checkpoint, path)
         generation = dict(checkpoint.generation)
+        chat = family.chat_format(path) if family.chat_format is not None else None
     finally:
         checkpoint.close()
     size = model.description.parameters * DTYPES[kind].itemsize
-    return LoadedModel(name, model, backend, kind, tokenizer, generation, size)
+    return LoadedModel(name, model, backend, kind, tokenizer, generation, size, chat)
 
 
 def _require_memory(description: Description, name: str, backend: Backend, dtype: str) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from surefoot.backend.protocol import Backend
 from surefoot.errors import ModelError
 from surefoot.model import deepseek_v4, llama, qwen3_5
 from surefoot.model.model import ConfigReader, Description, Model
+from surefoot.text.messages import ChatFormat
 from surefoot.weights.load import TensorTaker
 
 
@@ -20,15 +22,17 @@ class Family:
         describe: (config, dtype, cache prefix) to what the config tells.
         load: (tensors, config, backend, cache prefix) to a model.
         draft_heads: drafters that its checkpoints may bring along.
+        chat_format: how a checkpoint, given its path, writes conversations without a template.
     """
 
     describe: Callable[[Mapping[str, object], str, str], Description]
     load: Callable[[TensorTaker, Mapping[str, object], Backend, str], Model]
     draft_heads: tuple[str, ...]
+    chat_format: Callable[[Path], ChatFormat] | None = None
 
 
 _DENSE = Family(llama.describe, llama.LlamaModel, draft_heads=())
-_LATENT = Family(deepseek_v4.describe, deepseek_v4.LatentModel, draft_heads=("mtp",))
+_LATENT = Family(deepseek_v4.describe, deepseek_v4.LatentModel, ("mtp",), deepseek_v4.chat_format)
 _HYBRID = Family(qwen3_5.describe, qwen3_5.HybridModel, draft_heads=("mtp",))
 
 FAMILIES: Mapping[str, Family] = {

@@ -119,8 +119,7 @@ class _Service:
     async def _begin_chat(
         self, messages: Sequence[Message], options: Mapping[str, object], params: SamplingParams
     ) -> AsyncStream:
-        tokenizer = self._llm.tokenizer
-        if tokenizer is None or tokenizer.chat_template is None:
+        if self._llm.engine.target.chat_format is None:
             raise PromptError("the model has no chat template; use /v1/completions")
         return await self._llm.submit_chat(messages, options, params)
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+
+from surefoot.testing.tiny_models import LEAST_TEXT_VOCAB, write_tokenizer
 
 ARCHITECTURE = "DeepseekV4ForCausalLM"
 Tensors = Iterator[tuple[str, Tensor]]
@@ -84,6 +86,7 @@ def write_tiny_latents(
     size: TinyLatentSizes = DEFAULT_SIZES,
     *,
     mtp: bool = True,
+    tokenizer: bool = False,
     dial: float | None = None,
 ) -> Path:
     """Write config.json and model.safetensors, in float32, under transformers' names.
@@ -92,12 +95,17 @@ def write_tiny_latents(
         folder: made if it is not there.
         size: how large, and which numbers.
         mtp: with a draft head.
+        tokenizer: also write a byte-level tokenizer, as releases do without a chat template; the
+            vocabulary is then at least LEAST_TEXT_VOCAB.
         dial: see above; None leaves the weights random.
 
     Returns:
         The folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    if tokenizer:
+        size = replace(size, vocab=max(size.vocab, LEAST_TEXT_VOCAB))
+        write_tokenizer(folder, size.vocab, chat_template=None)
     (folder / "config.json").write_text(json.dumps(make_latent_config(size, mtp), indent=1))
     tensors = dict(_Writer(size, 1.0 if dial is None else dial).tensors(mtp))
     if dial is not None:

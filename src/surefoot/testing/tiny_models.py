@@ -221,13 +221,13 @@ def _byte_letters() -> list[str]:
     return [chr(moved.get(byte, byte)) for byte in range(BYTES)]
 
 
-def write_tokenizer(folder: Path, vocab: int) -> None:
+def write_tokenizer(folder: Path, vocab: int, chat_template: str | None = CHAT_TEMPLATE) -> None:
     """Write a byte-level tokenizer and a chat template; `vocab` is at least LEAST_TEXT_VOCAB."""
     make_byte_tokenizer(vocab).save(str(folder / "tokenizer.json"))
     settings = {
         "eos_token": END,
         "bos_token": BEGIN,
         "pad_token": PAD,
-        "chat_template": CHAT_TEMPLATE,
+        "chat_template": chat_template,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))

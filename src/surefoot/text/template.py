@@ -7,7 +7,7 @@ only. The helpers that it may call are those of transformers, which templates ar
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import NoReturn
 
@@ -19,13 +19,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from surefoot.errors import PromptError, TokenizerError
-
-Message = Mapping[str, object]
-
-MAX_LEVELS = 64
-"""Lists and objects in each other that messages and variables may hold."""
-
-_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+from surefoot.text.messages import Message, checked, conversation
 
 
 class ChatTemplate:
@@ -77,8 +71,8 @@ class ChatTemplate:
             TokenizerError: the template tries what the sandbox forbids.
         """
         seen: dict[str, object] = {"tools": None, "documents": None, **self._special_tokens}
-        seen |= {name: _checked(value, name) for name, value in (variables or {}).items()}
-        seen["messages"] = _conversation(messages)
+        seen |= {name: checked(value, name) for name, value in (variables or {}).items()}
+        seen["messages"] = conversation(messages)
         seen["add_generation_prompt"] = add_generation_prompt
         try:
             return self._template.render(seen)
@@ -126,59 +120,3 @@ def _to_json(
 
 def _raise(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
-
-
-def _conversation(messages: object) -> list[dict[str, object]]:
-    if isinstance(messages, str) or not isinstance(messages, Sequence):
-        raise PromptError(f"messages must be a list of objects, not {type(messages).__name__}")
-    if not messages:
-        raise PromptError("messages is empty; at least one is needed")
-    return [_message(message, f"messages[{place}]") for place, message in enumerate(messages)]
-
-
-def _message(message: object, where: str) -> dict[str, object]:
-    if not isinstance(message, Mapping):
-        raise PromptError(f"{where} must be an object with a role, not {type(message).__name__}")
-    if not isinstance(message.get("role"), str):
-        raise PromptError(f"{where} needs a role, such as 'user', not {message.get('role')!r}")
-    given = {
-        str(key): _checked(value, f"{where}.{key}")
-        for key, value in message.items()
-        if value is not None
-    }
-    reasoning = next((given[key] for key in _REASONING_KEYS if key in given), None)
-    if reasoning is None:
-        return given
-    return {"thinking": reasoning, **given, "reasoning_content": reasoning}
-
-
-def _checked(value: object, where: str) -> object:
-    """A plain copy of `value`, which must not be so deep that Python cannot follow it."""
-    level = [value]
-    for _ in range(MAX_LEVELS + 1):
-        level = [inner for outer in level for inner in _held_by(outer)]
-        if not level:
-            return _plain(value, where)
-    raise PromptError(f"{where} is nested more than {MAX_LEVELS} levels deep; send flatter data")
-
-
-def _held_by(value: object) -> Iterable[object]:
-    if isinstance(value, Mapping):
-        return value.values()
-    return value if isinstance(value, list | tuple) else ()
-
-
-def _plain(value: object, where: str) -> object:
-    """A copy of `value` made of nothing but JSON types, so that no method of it can be called."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner, f"{where}.{key}") for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner, f"{where}[{place}]") for place, inner in enumerate(value)]
-    if isinstance(value, str):
-        return str.__str__(value)  # str() of an enumeration's member would be its name
-    for kind in (bool, int, float):
-        if isinstance(value, kind):
-            return kind(value)
-    if value is None:
-        return None
-    raise PromptError(f"{where} must be plain JSON data, not {type(value).__name__}")

@@ -15,7 +15,9 @@ Progress = Callable[[str], None]
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 _WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
-_UNWANTED = ["*/*", "consolidated*"]
+# How a release without a template says that conversations are written; read as text, never run.
+_ENCODERS = "encoding/encoding_*.py"
+_UNWANTED = ["consolidated*", *(f"*/{pattern}" for pattern in _WANTED)]
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ def _download(model: str, revision: str | None, progress: Progress) -> Path:
         folder = snapshot_download(
             model,
             revision=revision,
-            allow_patterns=_WANTED,
+            allow_patterns=[*_WANTED, _ENCODERS],
             ignore_patterns=_UNWANTED,
             tqdm_class=_reporter(progress),
         )

@@ -24,10 +24,20 @@ FILES = {
     "chat_template.jinja": b"x",
     "consolidated.safetensors": b"the same again",
     "original/params.json": b"{}",
+    "original/model.safetensors": b"the same again",
+    "encoding/encoding_x.py": b"how conversations are written",
+    "encoding/test_encoding_x.py": b"code",
+    "encoding/tests/case.json": b"{}",
     "pytorch_model.bin": b"code",
     "README.md": b"text",
 }
-WANTED = {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"}
+WANTED = {
+    "config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "chat_template.jinja",
+    "encoding/encoding_x.py",
+}
 
 
 def _locate(model: str, revision: str | None = None) -> Path:
@@ -170,11 +180,12 @@ def test_a_hub_model_is_fetched_then_found_offline(tmp_path: Path) -> None:
         online = _in_new_process("org/tiny", tmp_path, {"HF_ENDPOINT": address})
     assert online.error is None
     assert online.path is not None
-    assert {path.name for path in Path(online.path).iterdir()} == WANTED
+    found = [path for path in Path(online.path).rglob("*") if path.is_file()]
+    assert {path.relative_to(online.path).as_posix() for path in found} == WANTED
     assert set(fetched) == WANTED
     assert (Path(online.path) / "model.safetensors").read_bytes() == b"weights"
     assert online.lines[0] == f"looking for org/tiny (revision main) in the hub at {address}"
-    assert "Fetching 4 files: 100%" in online.lines
+    assert "Fetching 5 files: 100%" in online.lines
     assert not any(": :" in line for line in online.lines)
     assert online.stderr == ""
     offline = _in_new_process("org/tiny", tmp_path, {"HF_HUB_OFFLINE": "1"})
