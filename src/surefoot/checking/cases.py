@@ -19,6 +19,7 @@ DEPTHS: Sequence[Sequence[int | None]] = ((1, 3, 8, None), (2, 5, 8, None), (4, 
 """Draft lengths of one round after the other."""
 
 _PLAIN_EVERY = 4
+_LONG_EVERY, _FIRST_LONG = 16, 2
 
 Pair = tuple[int, int, int, int]
 
@@ -31,11 +32,22 @@ class Amount:
         new_tokens: most new tokens of a request.
         tokens: how many to compare at least; None runs one round of cases.
         seed: decides cases, noise, spoilt drafts and moments of pre-emption.
+        long_tokens: new tokens of the few long answers; 0 for none.
     """
 
     new_tokens: int = 24
     tokens: int | None = None
     seed: int = 0
+    long_tokens: int = 0
+
+    def of(self, ask: Ask) -> int:
+        """Most new tokens of a request."""
+        return self.long_tokens if ask.long and ask.turn == 0 else self.new_tokens
+
+    @property
+    def most(self) -> int:
+        """New tokens of the longest answer."""
+        return max(self.new_tokens, self.long_tokens)
 
 
 @dataclass(frozen=True)
@@ -94,15 +106,21 @@ class Ask:
         sampling: one of SAMPLINGS.
         seed: of the sampling noise.
         turn: 1 continues the plain answer of turn 0.
+        long: the answer is long, and does not end before.
     """
 
     prompt: int
     sampling: str
     seed: int
     turn: int = 0
+    long: bool = False
 
     def params(self, prompt: Sequence[int], new_tokens: int) -> SamplingParams:
         """How its tokens are chosen; `prompt` are its token ids."""
+        params = self._chosen(prompt, new_tokens)
+        return replace(params, ignore_eos=True) if self.long else params
+
+    def _chosen(self, prompt: Sequence[int], new_tokens: int) -> SamplingParams:
         if self.sampling == "greedy":
             return SamplingParams(max_tokens=new_tokens, temperature=0)
         if self.sampling == "penalties":
@@ -167,22 +185,24 @@ class Case:
         how = f"{self.sampling} batch={self.batch} {cache} chunk={self.chunk} {self.pressure}"
         return f"{self.number:02d} {drafting} {how}"
 
-    def asks(self, prompts: int) -> list[Ask]:
+    def asks(self, prompts: int, long: bool = False) -> list[Ask]:
         """Its requests, more than one batch of them, on some of `prompts` prompts.
 
         Most of those behind the first batch repeat a prompt of that batch, so that they find its
-        pages in the prefix cache.
+        pages in the prefix cache. With `long`, the first answer of some cases is a long one.
         """
         places = [*range(self.batch), *range(1, self.batch + 1)]
         if self.batch == 1:
             places = [0, 0, 1]
-        return [self._ask((5 * self.number + place) % prompts) for place in places]
+        first, *rest = [self._ask((5 * self.number + place) % prompts) for place in places]
+        is_long = long and self.number % _LONG_EVERY == _FIRST_LONG
+        return [replace(first, long=is_long), *rest]
 
-    def follow_ups(self, prompts: int) -> list[Ask]:
+    def follow_ups(self, prompts: int, long: bool = False) -> list[Ask]:
         """What comes when `asks` are answered: the next turn of some of them, if pages are kept."""
         if not self.prefix_cache:
             return []
-        return [replace(ask, turn=1) for ask in self.asks(prompts)[: 1 + self.batch // 2]]
+        return [replace(ask, turn=1) for ask in self.asks(prompts, long)[: 1 + self.batch // 2]]
 
     def _ask(self, prompt: int) -> Ask:
         if self.sampling == "greedy":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from surefoot.checking.cases import DRAFT_MODEL, PLAIN, TEST_DRAFTERS, Ask, Case
+from surefoot.checking.cases import DRAFT_MODEL, PLAIN, TEST_DRAFTERS, Amount, Ask, Case
 from surefoot.checking.drafters import ReplayDrafter
 from surefoot.checking.prompts import Prompt
 from surefoot.config import EngineConfig
@@ -39,27 +39,36 @@ class Engines:
     """Makes engines that share the models and the context length."""
 
     def __init__(
-        self, models: Models, config: EngineConfig, prompts: Sequence[Prompt], new_tokens: int
+        self, models: Models, config: EngineConfig, prompts: Sequence[Prompt], amount: Amount
     ) -> None:
-        """Make engines for `prompts`, each to be continued by up to `new_tokens` tokens.
+        """Make engines for `prompts`, each to be continued by as much as `amount` says.
 
         Args:
             models: what is checked.
             config: device, memory and lengths; the cases set what they are about.
             prompts: at least one.
-            new_tokens: at least 1.
+            amount: how much is checked.
 
         Raises:
             PromptError: no prompts were given.
         """
         if not prompts:
             raise PromptError("is missing; give at least one")
-        self.models, self._prompts, self._new_tokens = models, prompts, new_tokens
+        self.models, self._prompts, self._amount = models, prompts, amount
         # A second turn has the first one's answer in its prompt.
-        longest = max(len(prompt.tokens) for prompt in prompts) + 2 * new_tokens + SAID_BETWEEN
+        answers = amount.most + amount.new_tokens + SAID_BETWEEN
+        longest = max(len(prompt.tokens) for prompt in prompts) + answers
         known = config.max_model_len or models.target.model.description.max_positions
         self.longest = min(longest, known)
         self._config = replace(config, max_model_len=self.longest)
+
+    def asks(self, case: Case) -> list[Ask]:
+        """The requests of a case."""
+        return case.asks(len(self._prompts), self._amount.long_tokens > 0)
+
+    def follow_ups(self, case: Case) -> list[Ask]:
+        """The next turns of some of them."""
+        return case.follow_ups(len(self._prompts), self._amount.long_tokens > 0)
 
     def submit(self, engine: Engine, ask: Ask, tokens: Sequence[int]) -> Request:
         """Hand a request whose prompt is `tokens` to one of the engines.
@@ -67,7 +76,7 @@ class Engines:
         Raises:
             PromptError: its prompt has no room for a new token.
         """
-        return engine.submit(tokens, ask.params(tokens, self._new_tokens))[0]
+        return engine.submit(tokens, ask.params(tokens, self._amount.of(ask)))[0]
 
     def plain(self, batch: int) -> Engine:
         """No drafter, no prefix cache, every prompt in one piece, `batch` requests at a time."""
@@ -122,7 +131,7 @@ class Engines:
         caches = [*target.model.description.caches, *own]
         roomy, context = make_plan(caches, config, target, config.most_draft_tokens)
         size = roomy.page_tokens
-        ends = sorted(self._pages(ask, size) for ask in case.asks(len(self._prompts)))
+        ends = sorted(self._pages(ask, size) for ask in self.asks(case))
         pages = max(-(-context // size), int(_SCARCE_SHARE * sum(ends[-case.batch :])))
         spared = max(0, roomy.pages - pages)
         memory = roomy.total_bytes - spared * roomy.page_bytes
@@ -131,5 +140,5 @@ class Engines:
 
     def _pages(self, ask: Ask, page_tokens: int) -> int:
         """How many pages a request fills in the end."""
-        tokens = len(self._prompts[ask.prompt].tokens) + self._new_tokens
+        tokens = len(self._prompts[ask.prompt].tokens) + self._amount.of(ask)
         return -(-tokens // page_tokens)

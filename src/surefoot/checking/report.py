@@ -55,6 +55,7 @@ class CaseReport:
         near_ties: first differences that the arithmetic left open.
         first_difference: the first of `differences`.
         partial_accepts: verify rows of which some drafted tokens were kept and some were not.
+        longest: new tokens of its longest answer.
         cache_hits: requests that found pages in the prefix cache.
         preemptions: how often a request gave its pages back and came again.
     """
@@ -65,6 +66,7 @@ class CaseReport:
     near_ties: int
     first_difference: Difference | None
     partial_accepts: int
+    longest: int
     cache_hits: int
     preemptions: int
 
@@ -80,6 +82,7 @@ class CaseReport:
             "prefix_cache": case.prefix_cache,
             "chunk": case.chunk,
             "tokens": self.tokens,
+            "longest_answer": self.longest,
             "differences": self.differences,
             "first_difference": self.first_difference and asdict(self.first_difference),
         }
@@ -119,6 +122,11 @@ class Report:
         return sum(case.near_ties for case in self.cases)
 
     @property
+    def longest(self) -> int:
+        """New tokens of the longest answer."""
+        return max((case.longest for case in self.cases), default=0)
+
+    @property
     def hard(self) -> dict[str, int]:
         """Counts that show that more than easy cases were met."""
         return {
@@ -155,7 +163,8 @@ class Report:
         mode = "bitwise" if self.bitwise else _counted(self.near_ties, "near tie")
         numbers = (
             f"{self.tokens_compared:,} tokens compared in {_counted(len(self.cases), 'case')}, "
-            f"{_counted(self.differences, 'difference')} ({mode}); {hard}; {self.seconds:.0f} s"
+            f"{_counted(self.differences, 'difference')} ({mode}); {hard}, answers of up to "
+            f"{_counted(self.longest, 'token')}; {self.seconds:.0f} s"
         )
         found = self.objections()
         return f"FAIL: {'; '.join(found)}. {numbers}" if found else f"PASS: {numbers}"
@@ -168,6 +177,7 @@ class Report:
             "tokens_compared": self.tokens_compared,
             "differences": self.differences,
             "near_ties": self.near_ties,
+            "longest_answer": self.longest,
             "cases": [case.as_json() for case in self.cases],
             **self.hard,
             "bitwise": self.bitwise,

@@ -70,7 +70,7 @@ class Checker:
             SettingError: the config does not suit the model.
         """
         self._prompts, self._amount, self._watch = prompts, amount, watch or Watch()
-        self._engines = Engines(models, config, prompts, amount.new_tokens)
+        self._engines = Engines(models, config, prompts, amount)
         self._bitwise = models.target.backend.capabilities.bitwise
         self._solo = self._engines.plain(1)
         # Where results do not depend on the batch, most plain runs are made together. Some are
@@ -107,17 +107,16 @@ class Checker:
         return reports
 
     def _most_tokens(self, cases: Sequence[Case]) -> int:
-        count = len(self._prompts)
-        asked = sum(len(case.asks(count)) + len(case.follow_ups(count)) for case in cases)
-        return asked * self._amount.new_tokens
+        engines = self._engines
+        asked = (ask for case in cases for ask in (*engines.asks(case), *engines.follow_ups(case)))
+        return sum(map(self._amount.of, asked))
 
     def _case(self, case: Case) -> CaseReport:
         """Run a case, one turn and then, in the same engine, the next."""
-        count = len(self._prompts)
         engine, drafter = self._engines.of(case)
         told: list[_Told] = []
         tally = Tally()
-        for asks in (case.asks(count), self._possible(case.follow_ups(count))):
+        for asks in (self._engines.asks(case), self._possible(self._engines.follow_ups(case))):
             if not asks or tally.fault is not None:
                 continue
             self._run_plainly(asks)
@@ -192,6 +191,7 @@ class Checker:
             near_ties=near_ties,
             first_difference=found[0] if found else None,
             partial_accepts=tally.partial_accepts,
+            longest=max((each.plain.output_length for each in told), default=0),
             cache_hits=sum(each.request.cached_tokens > 0 for each in told),
             preemptions=sum(each.request.preemptions for each in told),
         )

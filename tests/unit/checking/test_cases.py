@@ -1,9 +1,10 @@
 import random
+from dataclasses import replace
 from itertools import combinations, islice, product
 
 import pytest
 
-from surefoot.checking.cases import Ask, Case, Scope, Wanted, pairwise, plan
+from surefoot.checking.cases import Amount, Ask, Case, Scope, Wanted, pairwise, plan
 from surefoot.params import MAX_SEED
 
 SCOPE = Scope(["none", "ngram", "replay", "wrong"])
@@ -95,6 +96,19 @@ def test_more_requests_than_a_batch_and_some_prompts_again(batch: int) -> None:
     asks = case(batch=batch).asks(prompts=12)
     assert len(asks) > batch
     assert set(asks[:batch]) & set(asks[batch:])
+
+
+def test_the_first_answer_of_some_cases_is_long() -> None:
+    numbers = range(1, 65)
+    long = {n: [ask.long for ask in case(number=n).asks(12, long=True)] for n in numbers}
+    some = [n for n in numbers if any(long[n])]
+    assert 3 <= len(some) <= 5
+    assert all(long[n][0] and not any(long[n][1:]) for n in some)
+    assert not any(ask.long for n in numbers for ask in case(number=n).asks(12))
+    amount = Amount(new_tokens=8, long_tokens=90)
+    first, *_, last = case(number=some[0]).asks(12, long=True)
+    assert (amount.of(first), amount.of(replace(first, turn=1)), amount.of(last)) == (90, 8, 8)
+    assert first.params([1], 90).ignore_eos
 
 
 def test_few_prompts_are_enough() -> None:

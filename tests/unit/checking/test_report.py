@@ -10,6 +10,7 @@ KEYS = [
     "tokens_compared",
     "differences",
     "near_ties",
+    "longest_answer",
     "cases",
     "partial_accepts",
     "cache_hits",
@@ -26,6 +27,7 @@ CASE_KEYS = [
     "prefix_cache",
     "chunk",
     "tokens",
+    "longest_answer",
     "differences",
     "first_difference",
 ]
@@ -39,6 +41,7 @@ def report(wanted: int | None = None, bitwise: bool = False, **changes: object) 
         "near_ties": 0,
         "first_difference": None,
         "partial_accepts": 100,
+        "longest": 1536,
         "cache_hits": 100,
         "preemptions": 100,
     }
@@ -50,7 +53,7 @@ def test_a_clean_full_run_passes() -> None:
     assert report(FULL_RUN).passed
     assert report(FULL_RUN).verdict() == (
         "PASS: 20,000 tokens compared in 1 case, 0 differences (0 near ties); "
-        "100 partial accepts, 100 cache hits, 100 preemptions; 1 s"
+        "100 partial accepts, 100 cache hits, 100 preemptions, answers of up to 1,536 tokens; 1 s"
     )
 
 

@@ -84,6 +84,15 @@ def test_the_wanted_tokens_are_compared_and_no_more_cases_run(check: Check, mode
     assert report.cases[-1].case.round >= 1
 
 
+def test_long_answers_are_compared_among_others(check: Check, models: Models) -> None:
+    report = check(models, GREEDY, tokens=600, long_tokens=90)
+    assert report.passed, report.verdict()
+    assert report.longest == 90
+    assert 0 < sum(case.longest == 90 for case in report.cases) < len(report.cases) / 2
+    short = check(models, GREEDY, tokens=600)
+    assert short.longest == 8
+
+
 def test_the_seed_decides_the_cases(check: Check, models: Models) -> None:
     first, again, other = (check(models, SMALL, tokens=100, seed=seed) for seed in (1, 1, 2))
     names = [[case.case.name for case in report.cases] for report in (first, again, other)]
