@@ -5,12 +5,20 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from string import Template
+from textwrap import fill
 from typing import Any
 
 from tools.train.evaluate import LONG_WINDOW, SHORT_WINDOW, TEMPERATURE
 from tools.train.export import write_sums
 from tools.train.recipes import find_recipe
 
+_WIDTH = 100
+_ABOUT = Template(
+    "A language model of $parameters million parameters in the $architecture, with a "
+    "multi-token-prediction (MTP) head. It was trained from random weights on Python source text, "
+    "on two CPU cores, to try speculative decoding on $kind without a download. It writes text "
+    "that looks like Python and means nothing. It answers no questions and is no help with code."
+)
 _CARD = Template("""\
 ---
 license: psf-2.0
@@ -20,10 +28,7 @@ tags: [$tags, multi-token-prediction, speculative-decoding]
 
 # $name
 
-A language model of $parameters million parameters in the $architecture, and a
-multi-token-prediction (MTP) head. It was trained from random weights on Python source text, on two
-CPU cores, to try speculative decoding on $kind without a download. It writes text that looks like
-Python and means nothing. It answers no questions and is no help with code.
+$about
 
 `tools/train_tiny.py` of the surefoot repository made every file here, this card included.
 All numbers below are its measurements (`measured.json`, `training.json`).
@@ -105,8 +110,10 @@ _PROMPTS = {"prompts": "count", "prompt_tokens": "tokens", "new_tokens": "new_to
 
 
 def _about_model(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    return find_recipe(config).about(config) | {
-        "parameters": f"{(folder / 'model.safetensors').stat().st_size / 2e6:.1f}",
+    told = find_recipe(config).about(config)
+    millions = (folder / "model.safetensors").stat().st_size / 2e6
+    return told | {
+        "about": fill(_ABOUT.substitute(told, parameters=f"{millions:.1f}"), _WIDTH),
         "vocabulary": str(config["vocab_size"]),
         "temperature": str(TEMPERATURE),
         "short": str(SHORT_WINDOW),

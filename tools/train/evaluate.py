@@ -80,7 +80,7 @@ def write(network: Network, prompts: Tensor, new: int, temperature: float, seed:
     ids = prompts
     for step in range(new):
         # Without a cache: slower, and no second form of the model that could differ.
-        logits = network.logits(network.hidden(ids)[:, -1])
+        logits = network.logits(network.hidden(ids)[:, -1:])[:, 0]
         ids = torch.cat([ids, (logits / divisor + noise[:, step]).argmax(-1, keepdim=True)], 1)
     return Written(ids, noise, divisor)
 

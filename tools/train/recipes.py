@@ -160,7 +160,7 @@ class LatentRecipe(Recipe):
             f"{config['n_routed_experts']} experts, layers that see a window of "
             f"{config['sliding_window']} tokens ({ratios.count(0)}), also the "
             f"{config['index_topk']} entries of 4 tokens each that an indexer chooses "
-            f"({ratios.count(4)}), or also all entries of 128 tokens each ({ratios.count(128)})",
+            f"({ratios.count(4)}), or all entries of 128 tokens each ({ratios.count(128)})",
         }
 
 
