@@ -69,6 +69,8 @@ class EngineConfig:
         page_tokens: tokens per page; None is the backend's choice.
         points: resume points for models with bounded caches; None takes four a row
             and at least 32, within a quarter of the memory that is spare.
+        point_every: prompts leave resume points at pages 1, 2, 4, ... up to this one, at its
+            multiples, and at their last whole page.
         max_rows: most requests computed at once.
         max_step_tokens: most tokens computed in one step, drafts included.
         prefill_chunk: most prompt tokens of one request computed in one step.
@@ -90,6 +92,7 @@ class EngineConfig:
     memory: int | None = None
     page_tokens: int | None = None
     points: int | None = None
+    point_every: int = 16
     max_rows: int = 32
     max_step_tokens: int = 512
     prefill_chunk: int = 256
@@ -115,6 +118,7 @@ class EngineConfig:
             ("max_rows", 4096),
             ("max_step_tokens", 1 << 20),
             ("prefill_chunk", 1 << 20),
+            ("point_every", 1 << 20),
         ):
             _whole(name, getattr(self, name), 1, high)
         _whole("max_waiting", self.max_waiting, 1, None)
@@ -289,8 +293,11 @@ def _choice(name: str, value: object, known: tuple[str, ...]) -> None:
         raise SettingError(name, f"{value!r} is unknown; known are {', '.join(known)}")
 
 
+_NEVER_NONE = ("max_rows", "max_step_tokens", "prefill_chunk", "point_every")
+
+
 def _whole(name: str, value: object, low: int, high: int | None) -> None:
-    if value is None and name not in ("max_rows", "max_step_tokens", "prefill_chunk"):
+    if value is None and name not in _NEVER_NONE:
         return
     bounds = f"at least {low}" if high is None else f"from {low} to {high}"
     good = isinstance(value, int) and not isinstance(value, bool)

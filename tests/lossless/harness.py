@@ -261,7 +261,8 @@ class Run:
             if isinstance(spec, Paged):
                 memory += (1 + pages) * spec.page_bytes(case.page)
             else:
-                memory += (5 * case.batch + 1) * spec.slot_bytes(case.depth)
+                memory += (case.batch + 1) * spec.slot_bytes(case.depth)
+                memory += 4 * case.batch * spec.point_bytes
         return memory
 
     def _drafter(self) -> Drafter | None:
@@ -390,7 +391,7 @@ def poison(engine: Engine, kind: str) -> None:
     """
     ledger, pools = engine.parts.ledger, engine.parts.pools
     # What a row held is still read by a copy that the ledger has recorded before.
-    awaited = {source for source, _ in ledger._work.copies}
+    awaited = {copy.source for copy in ledger._work.copies}
     if kind == "nan":
         rows = [row for row in (*ledger._free_slots, *ledger._free_points) if row not in awaited]
         for each in (pools, *drafter_pools(engine)):

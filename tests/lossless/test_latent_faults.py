@@ -286,7 +286,7 @@ def test_a_bias_of_the_wrong_place_is_caught(
 
 
 class LossyPools(Pools):
-    """A ring of every slot row and resume point is filled with `value` when the row is copied."""
+    """A ring of every slot row is filled with `value` when the row is cleared or restored."""
 
     def __init__(
         self,
@@ -303,10 +303,10 @@ class LossyPools(Pools):
     def apply(self, work: Work) -> None:
         """See Pools; zeros are what a row holds that was cleared and not copied."""
         super().apply(Work(work.clear_pages, []))
-        for source, target in work.copies:
-            super().apply(Work([], [(source, target)]))
-            if self._lost is not None:
-                self._lost[:, target] = self._value
+        for copied in work.copies:
+            super().apply(Work([], [copied]))
+            if self._lost is not None and copied.target < self._lost.shape[1]:
+                self._lost[:, copied.target] = self._value
 
 
 def next_turn_differs(bench: Bench, right: int, pools: Callable[..., Pools]) -> bool:

@@ -6,7 +6,6 @@ import pytest
 
 from surefoot.backend.operands import Fold
 from surefoot.engine.rows import PlannedRow
-from surefoot.state.ledger import Work
 from surefoot.testing.fakes import HashRunner
 from surefoot.testing.scenarios import make_scenario
 from surefoot.testing.simulate import Parts, Simulation, SimulationFault
@@ -50,25 +49,18 @@ class FoldOneShort(HashRunner):
 class PointsWithoutRing(HashRunner):
     """A resume point has the checkpoint, but not the ring of the window."""
 
-    def prepare(self, work: Work) -> None:
-        """See Runner."""
-        rings = [list(ring) for ring in self._rings]
-        super().prepare(work)
-        for source, target in work.copies:
-            if source is not None:
-                self._rings[target] = rings[target]
+    def _save(self, slot: int, point: int, end: int) -> None:
+        super()._save(slot, point, end)
+        window, checkpoint = self._points[point]
+        self._points[point] = [0] * len(window), checkpoint
 
 
 class PointsWithoutCheckpoint(HashRunner):
     """A resume point has the ring of the window, but not the checkpoint."""
 
-    def prepare(self, work: Work) -> None:
-        """See Runner."""
-        checkpoints = list(self._checkpoints)
-        super().prepare(work)
-        for source, target in work.copies:
-            if source is not None:
-                self._checkpoints[target] = checkpoints[target]
+    def _save(self, slot: int, point: int, end: int) -> None:
+        super()._save(slot, point, end)
+        self._points[point] = self._points[point][0], 0
 
 
 class LateReader(HashRunner):

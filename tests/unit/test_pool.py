@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from surefoot.ids import PageId, SlotId
-from surefoot.state.ledger import Work
+from surefoot.state.ledger import Copy, Work
 from surefoot.state.plan import plan_memory
 from surefoot.state.pool import Pools
 from surefoot.state.spec import CacheSpec, Paged, Part, Recurrent, Ring
@@ -18,6 +18,8 @@ WINDOW = Ring("window", 3, (K,), window=6)
 DELTA = Recurrent(
     "delta", 1, (Part("state", (2, 4), "float32"),), (Part("x", (7,), "float32"),), block=8
 )
+RAW = Ring("raw", 2, (Part("y", (6,), "float32", saved=((0, 2), (3, 4))),), window=8, saved=4)
+SCRATCH = Ring("scratch", 1, (K,), window=8, saved=0)
 SPECS: tuple[CacheSpec, ...] = (KV, LATENT, WINDOW, DELTA)
 
 
@@ -45,18 +47,31 @@ def test_pools_have_the_shapes_of_their_specs() -> None:
     assert pools.paged("kv", "k").shape == (2, pages, 2, 8, 3)
     assert pools.paged("kv", "v").dtype == torch.bfloat16
     assert pools.paged("latent", "c").shape == (1, pages, 2, 5)
-    assert pools.rows("window", "k").shape == (3, 6, 6 + 2 + 1, 2, 3)
-    assert pools.rows("delta", "state").shape == (1, 6, 2, 4)
-    assert pools.rows("delta", "x").shape == (1, 6, 8 + 2, 7)
+    assert pools.rows("window", "k").shape == (3, 4, 6 + 2 + 1, 2, 3)
+    assert pools.rows("delta", "state").shape == (1, 4, 2, 4)
+    assert pools.rows("delta", "x").shape == (1, 4, 8 + 2, 7)
+
+
+def test_points_hold_windows_and_checkpoints_and_no_more() -> None:
+    pools = pools_of(*SPECS, RAW, SCRATCH)
+    shapes = {name: [held.shape for held in pools.points(*name)] for name in pools._rows}
+    assert shapes == {
+        ("window", "k"): [(3, 2, 6, 2, 3)],
+        ("delta", "state"): [(1, 2, 2, 4)],
+        ("delta", "x"): [],
+        ("raw", "y"): [(2, 2, 4, 2), (2, 2, 4, 1)],
+        ("scratch", "k"): [],
+    }
 
 
 def test_a_ring_outside_of_points_is_neither_cleared_nor_copied() -> None:
-    pools = pools_of(KV, WINDOW, Ring("scratch", 1, (K,), window=8, saved=False))
-    pools.poison([], [SlotId(1), SlotId(2)], 3.0)
-    pools.apply(Work([], [(None, SlotId(1)), (SlotId(2), SlotId(5))]))
+    pools = pools_of(KV, WINDOW, SCRATCH)
+    pools.poison([], [SlotId(row) for row in (1, 2, 3)], 3.0)
+    one, two, three, point = (SlotId(row) for row in (1, 2, 3, 5))
+    pools.apply(Work([], [Copy(None, one, 0), Copy(two, point, 8), Copy(point, three, 8)]))
     saved, scratch = pools.rows("window", "k"), pools.rows("scratch", "k")
-    assert [bool(saved[:, row].any()) for row in (1, 2, 5)] == [False, True, True]
-    assert [bool(scratch[:, row].any()) for row in (1, 2, 5)] == [True, True, False]
+    assert [bool(saved[:, row].any()) for row in (one, two, three)] == [False, True, True]
+    assert [bool((scratch[:, row] == 3).all()) for row in (one, two, three)] == [True] * 3
 
 
 def test_pools_start_as_zeros() -> None:
@@ -65,7 +80,9 @@ def test_pools_start_as_zeros() -> None:
     assert pools.rows("delta", "state").count_nonzero() == 0
 
 
-@pytest.mark.parametrize("specs", [(KV,), (WINDOW,), SPECS], ids=["paged", "ring", "all"])
+@pytest.mark.parametrize(
+    "specs", [(KV,), (WINDOW,), (*SPECS, RAW, SCRATCH)], ids=["paged", "ring", "all"]
+)
 def test_bytes_are_those_of_the_plan(specs: tuple[CacheSpec, ...]) -> None:
     assert pools_of(*specs).bytes > 0
 
@@ -84,25 +101,49 @@ def test_copies_happen_in_order() -> None:
     """A slot is saved to a point, cleared for the next request and filled from another point."""
     pools = pools_of(WINDOW, DELTA)
     slot, saved, other = SlotId(1), SlotId(4), SlotId(5)
-    for cache, part in (("window", "k"), ("delta", "state"), ("delta", "x")):
-        rows = pools.rows(cache, part)
-        rows[:, slot], rows[:, other] = 1.0, 2.0
-    pools.apply(Work(copies=[(slot, saved), (None, slot), (other, slot)]))
-    for cache, part in (("window", "k"), ("delta", "state"), ("delta", "x")):
-        rows = pools.rows(cache, part)
-        assert (rows[:, saved] == 1).all()
-        assert (rows[:, slot] == 2).all()
-        assert (rows[:, other] == 2).all()
+    pools.poison([], [slot], 1.0)
+    pools.poison([], [other], 2.0)
+    pools.apply(Work(copies=[Copy(slot, saved, 8), Copy(None, slot, 0), Copy(other, slot, 8)]))
+    for cache, part in (("window", "k"), ("delta", "state")):
+        [points], rows = pools.points(cache, part), pools.rows(cache, part)
+        assert (points[:, 0] == 1).all()
+        assert (points[:, 1] == 2).all()
+        assert (rows[:, slot] == 2).any()
+        assert not (rows[:, slot] == 1).any()
         assert rows[:, 2].count_nonzero() == 0
+
+
+@pytest.mark.parametrize("end", [8, 16, 24, 64, 80])
+def test_a_row_restored_has_what_was_saved_and_zeros_elsewhere(end: int) -> None:
+    pools = pools_of(WINDOW, DELTA, RAW)
+    one, two, point = SlotId(1), SlotId(3), SlotId(5)
+    names = list(pools._rows)
+    for name in names:
+        rows = pools.rows(*name)
+        rows[:, one] = torch.rand(rows[:, one].shape, generator=torch.Generator().manual_seed(3))
+    before = {name: pools.rows(*name)[:, one].clone() for name in names}
+    pools.poison([], [two, point], torch.nan)
+    pools.apply(Work(copies=[Copy(one, point, end)]))
+    pools.poison([], [one], torch.nan)
+    pools.apply(Work(copies=[Copy(point, two, end)]))
+    # Which columns of a ring, and which of an entry's numbers, a page leaves to the next one.
+    window = [position % 9 for position in range(end - 6, end)]
+    raw = [position % 11 for position in range(end - 4, end)]
+    kept = {name: torch.zeros_like(before[name], dtype=torch.bool) for name in names}
+    kept["window", "k"][:, window] = True
+    kept["delta", "state"][:] = True
+    kept["raw", "y"][:, raw] = torch.tensor([1, 1, 0, 1, 0, 0], dtype=torch.bool)
+    for name in names:
+        assert torch.equal(pools.rows(*name)[:, two], before[name].where(kept[name], 0)), name
 
 
 def test_a_row_without_source_is_cleared() -> None:
     pools = pools_of(WINDOW)
     pools.rows("window", "k")[:] = 1.0
-    pools.apply(Work(copies=[(None, SlotId(2))]))
+    pools.apply(Work(copies=[Copy(None, SlotId(2), 0)]))
     rows = pools.rows("window", "k")
     assert rows[:, 2].count_nonzero() == 0
-    assert (rows[:, [0, 1, 3, 4, 5]] == 1).all()
+    assert (rows[:, [0, 1, 3]] == 1).all()
 
 
 def test_no_work_changes_nothing() -> None:
@@ -116,7 +157,7 @@ def test_no_work_changes_nothing() -> None:
 
 def test_poison_fills_pages_and_rows_of_all_caches() -> None:
     pools = pools_of(*SPECS)
-    pools.poison([PageId(2)], [SlotId(3)], float("nan"))
+    pools.poison([PageId(2)], [SlotId(3), SlotId(4)], float("nan"))
     for name, part in (("kv", "k"), ("kv", "v"), ("latent", "c")):
         pool = pools.paged(name, part)
         assert pool[:, 2].isnan().all()
@@ -124,7 +165,11 @@ def test_poison_fills_pages_and_rows_of_all_caches() -> None:
     for name, part in (("window", "k"), ("delta", "state"), ("delta", "x")):
         rows = pools.rows(name, part)
         assert rows[:, 3].isnan().all()
-        assert not rows[:, [0, 1, 2, 4, 5]].isnan().any()
+        assert not rows[:, [0, 1, 2]].isnan().any()
+    for name, part in (("window", "k"), ("delta", "state")):
+        [points] = pools.points(name, part)
+        assert points[:, 0].isnan().all()
+        assert not points[:, 1].isnan().any()
 
 
 def test_poison_leaves_integers_alone() -> None:

@@ -125,6 +125,7 @@ class Blueprint:
             "page_tokens": self.plan.page_tokens,
             "pages": self.plan.pages,
             "slots": self.plan.slots,
+            "points": self.plan.points,
             "bytes": self._bytes(),
             "request_state": None if self.state is None else self.state.entry(),
             "backend": self.backend.capabilities.name,
@@ -140,12 +141,13 @@ class Blueprint:
         return StateSize.of(own, self.plan.draft_tokens)
 
     def _bytes(self) -> dict[str, int]:
-        """Pools with their sinks; resume points count as slots."""
+        """Pools with their sinks."""
         plan = self.plan
         return {
             "weights": self.weight_bytes,
             "pages": (1 + plan.pages) * plan.page_bytes,
-            "slots": (1 + plan.slots + plan.points) * plan.slot_bytes,
+            "slots": (1 + plan.slots) * plan.slot_bytes,
+            "points": plan.points * plan.point_bytes,
         }
 
     def _cache_entry(self, spec: CacheSpec) -> dict[str, object]:
@@ -160,7 +162,7 @@ class Blueprint:
 
     def _bounded_entry(self, spec: Ring | Recurrent) -> dict[str, object]:
         depth = self.plan.draft_tokens
-        size = {"bytes_per_request": spec.slot_bytes(depth)}
+        size = {"bytes_per_request": spec.slot_bytes(depth), "bytes_per_point": spec.point_bytes}
         if isinstance(spec, Ring):
             return {"kind": "ring", "window": spec.window, **size}
         parts = {"checkpoint_bytes": spec.checkpoint_bytes, "ring_bytes": spec.ring_bytes(depth)}
@@ -186,10 +188,8 @@ class Blueprint:
             ("longest context", f"{self.max_model_len:,} tokens"),
             ("weights", f"{bytes_text(size['weights'])} in {self.dtype}"),
             ("pages", f"{plan.pages:,} of {plan.page_tokens} tokens, {bytes_text(size['pages'])}"),
-            (
-                "slots",
-                f"{plan.slots:,} and {plan.points:,} resume points, {bytes_text(size['slots'])}",
-            ),
+            ("slots", f"{plan.slots:,}, {bytes_text(size['slots'])}"),
+            ("resume points", f"{plan.points:,}, {bytes_text(size['points'])}"),
             *state,
         ]
 

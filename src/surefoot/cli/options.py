@@ -148,6 +148,9 @@ class EngineOptions:
         ),
     ] = None
     points: Annotated[int | None, flag(_ENGINE["points"], convert=whole)] = None
+    point_every: Annotated[
+        int | None, flag(_ENGINE["point_every"], _DEFAULTS.point_every, convert=whole)
+    ] = None
     max_waiting: Annotated[
         int | None, flag(_ENGINE["max_waiting"], _DEFAULTS.max_waiting, convert=whole)
     ] = None

@@ -127,6 +127,7 @@ def assemble(
             points=plan.points,
             page_tokens=plan.page_tokens,
             bounded=plan.bounded,
+            point_every=config.point_every,
             prefix_cache=config.prefix_cache,
         )
     )

@@ -28,7 +28,12 @@ from surefoot.model.deepseek_v4_config import (
 )
 from surefoot.model.deepseek_v4_weights import LatentTensors
 from surefoot.model.layers.hyper import HyperConnection, StreamHead
-from surefoot.model.layers.latent import LatentAttention, LatentCaches, StepAngles
+from surefoot.model.layers.latent import (
+    Compressor,
+    LatentAttention,
+    LatentCaches,
+    StepAngles,
+)
 from surefoot.model.layers.rotary import Rotary, make_partial_rotary
 from surefoot.model.layers.routed import RoutedFeed
 from surefoot.model.model import Description, DraftHead
@@ -89,19 +94,25 @@ def _caches(config: LatentConfig, dtype: str, prefix: str) -> tuple[CacheSpec, .
         if kind == SPARSE:
             sizes["index"] = config.indexer.size
         entries = tuple(Part(name, (size,), dtype) for name, size in sizes.items())
-        raw = tuple(
-            Part(name, (2 * compressor.width(size),), "float32") for name, size in sizes.items()
-        )
+        raw = tuple(_raw_part(name, size, compressor) for name, size in sizes.items())
         caches.append(Paged(prefix + kind, layers, entries, compressor.ratio))
-        # Where windows do not overlap, nothing is left of them at the end of a page.
-        saved = compressor.overlapped
+        # A page ends with a window. Where windows overlap, the next entry reads the last one too.
+        saved = compressor.ratio if compressor.overlapped else 0
         caches.append(Ring(f"{prefix}{kind}.raw", layers, raw, compressor.window, saved=saved))
     return tuple(caches)
 
 
+def _raw_part(name: str, size: int, compressor: Compressor) -> Part:
+    """Raw rows of entries of `size`; of values and of scores the next window reads one half."""
+    width = compressor.width(size)
+    saved = ((0, size), (width, width + size)) if compressor.overlapped else ()
+    return Part(name, (2 * width,), "float32", saved)
+
+
 def _window(config: LatentConfig, dtype: str, name: str, layers: int) -> Ring:
-    part = Part("kv", (config.attention.size,), dtype)
-    return Ring(name, layers, (part,), config.attention.window)
+    part, window = Part("kv", (config.attention.size,), dtype), config.attention.window
+    # A token sees itself in its window, so the one behind a page needs one position less of it.
+    return Ring(name, layers, (part,), window, saved=window - 1)
 
 
 def _mtp_cache(prefix: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from surefoot.ids import PageId, SlotId
 from surefoot.state.prefix import LedgerFault, Node
@@ -16,7 +17,7 @@ class LedgerLimits:
     Attributes:
         pages: usable pages; their ids are 1 .. pages, the sink is not counted.
         slots: usable slots; their ids are 1 .. slots, the sink is not counted.
-        points: rows for resume points, ids slots + 1 .. slots + points of the same pools.
+        points: resume points; their ids go on behind those of the slots.
         page_tokens: tokens per page, P.
         bounded: the model has Ring or Recurrent caches, so it resumes at points only.
         point_every: prefill takes points at pages 1, 2, 4, ... up to this, then at its multiples.
@@ -39,20 +40,33 @@ class LedgerLimits:
         return (page // every + 1) * every
 
 
+class Copy(NamedTuple):
+    """Saves a slot row to a resume point, restores one to a slot row, or clears a slot row.
+
+    Attributes:
+        source: the slot row, or the point; None means zeros.
+        target: the point, or the slot row.
+        end: what is saved or restored is the state behind the positions below it, a whole number of
+            pages; 0 where a row is cleared.
+    """
+
+    source: SlotId | None
+    target: SlotId
+    end: int
+
+
 @dataclass
 class Work:
     """What must be done to the pools before the next forward.
 
     Attributes:
         clear_pages: pages to fill with zeros, in any order; one may be named twice.
-        copies: (source, destination) rows, to be carried out in this order: the destination
-            becomes a copy of the source, or zeros where the source is None. The order matters:
-            a row may be copied to a point, cleared for the next request and restored from
-            another point within one list.
+        copies: to be carried out in this order. The order matters: a row may be saved to a point,
+            cleared for the next request and restored from another point within one list.
     """
 
     clear_pages: list[PageId] = field(default_factory=list)
-    copies: list[tuple[SlotId | None, SlotId]] = field(default_factory=list)
+    copies: list[Copy] = field(default_factory=list)
 
 
 class Lease:

@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from surefoot.ids import PageId, SlotId
-from surefoot.state.lease import Lease, LedgerLimits, Work, audit_owners
+from surefoot.state.lease import Copy, Lease, LedgerLimits, Work, audit_owners
 from surefoot.state.prefix import LedgerFault, Node, PrefixTree
 
-__all__ = ["Lease", "Ledger", "LedgerFault", "LedgerLimits", "Work"]
+__all__ = ["Copy", "Lease", "Ledger", "LedgerFault", "LedgerLimits", "Work"]
 
 _NEVER = 1 << 62
 
@@ -84,13 +84,12 @@ class Ledger:
 
         Returns:
             The lease, its cursor at the end of what was attached; None if a slot or pages are
-            missing, and then nothing has changed. Cached pages are evicted if need be. Where no
-            slot is free, a resume point that nobody else holds becomes the slot.
+            missing, and then nothing has changed. Cached pages are evicted if need be.
         """
+        if not self._free_slots:
+            return None
         limit = (len(tokens) - 1) // self._page_tokens
         path = self.tree.match(tokens, limit) if reuse and self._caching else []
-        if not (self._free_slots or self._can_take_over(path)):
-            return None
         need = -(-first // self._page_tokens)
         spare = self.tree.cached - sum(not node.holders for node in path)
         if need > len(self._free_pages) + spare:
@@ -205,7 +204,7 @@ class Ledger:
             heappush(self._free_pages, page)
         for node in reversed(lease.path):
             self.tree.drop(node)
-        heappush(self._rows_like(lease.slot), lease.slot)
+        heappush(self._free_slots, lease.slot)
         # Any further use now leaves the short way through and is refused.
         lease.pages, lease.path, lease.rolling = [], [], None
         lease.capacity, lease.publish_at = -1, -1
@@ -251,17 +250,9 @@ class Ledger:
         slots, points = self.limits.slots, self.limits.points
         leased = [lease.slot for lease in self._leases]
         saved = [node.point for node in nodes if node.point is not None]
-        taken_over = [row for row in leased if row > slots]
-        owners = [
-            ("the free slots", self._free_slots),
-            ("the leases", [row for row in leased if row <= slots]),
-        ]
+        owners = [("the free slots", self._free_slots), ("the leases", leased)]
         audit_owners("slot", owners, range(1, slots + 1))
-        owners = [
-            ("the free points", self._free_points),
-            ("the prefix tree", saved),
-            ("the leases", taken_over),
-        ]
+        owners = [("the free points", self._free_points), ("the prefix tree", saved)]
         audit_owners("point", owners, range(slots + 1, slots + points + 1))
 
     def _check_open(self, lease: Lease) -> None:
@@ -288,24 +279,16 @@ class Ledger:
         if row is not None:
             heappush(self._free_points, row)
 
-    def _can_take_over(self, path: Sequence[Node]) -> bool:
-        return self.limits.bounded and bool(path) and not path[-1].holders
-
     def _slot_for(self, path: Sequence[Node]) -> SlotId:
         """A slot row that holds what a cursor at the end of `path` needs: zeros, or the point."""
-        resumes = self.limits.bounded and bool(path)
-        if not self._free_slots:
-            return self.tree.detach(path[-1])
         slot = heappop(self._free_slots)
-        self._work.copies.append((path[-1].point if resumes else None, slot))
-        if resumes:
-            # Another request can use this point, so it stays where it is.
-            path[-1].rolling = False
+        if not (self.limits.bounded and path):
+            self._work.copies.append(Copy(None, slot, 0))
+            return slot
+        self._work.copies.append(Copy(path[-1].point, slot, len(path) * self._page_tokens))
+        # Another request can use this point, so it stays where it is.
+        path[-1].rolling = False
         return slot
-
-    def _rows_like(self, row: SlotId) -> list[SlotId]:
-        """The free list to which a row belongs by its number."""
-        return self._free_slots if row <= self.limits.slots else self._free_points
 
     def _publish_pages(self, lease: Lease, tokens: Sequence[int]) -> None:
         size, path = self._page_tokens, lease.path
@@ -376,14 +359,19 @@ class Ledger:
 
     def _save(self, lease: Lease, row: SlotId, rolling: bool) -> None:
         self.tree.attach(lease.path[-1], row, rolling, lease.drafts_along(self._page_tokens))
-        self._work.copies.append((lease.slot, row))
+        self._record_point(lease, row)
 
     def _renew(self, lease: Lease, row: SlotId) -> None:
         """Save the slot row over a point that lacks the drafter's state, if it has that."""
         node = lease.path[-1]
         if not node.point_drafted and lease.drafts_along(self._page_tokens):
             node.point_drafted = True
-            self._work.copies.append((lease.slot, row))
+            self._record_point(lease, row)
+
+    def _record_point(self, lease: Lease, row: SlotId) -> None:
+        """Have the slot row saved as it is at the page boundary just published."""
+        end = len(lease.path) * self._page_tokens
+        self._work.copies.append(Copy(lease.slot, row, end))
 
     def _point_row(self) -> SlotId | None:
         """A row for a new point: a free one, or that of the point nobody used for longest."""

@@ -23,9 +23,10 @@ class MemoryPlan:
         draft_tokens: the deepest draft the rings make room for.
         pages: usable pages; the pools have one more, the sink.
         slots: usable slots; the pools have one more, the sink.
-        points: rows for resume points, behind the slots in the same pools.
+        points: resume points.
         page_bytes: one page over all paged caches and layers.
         slot_bytes: one slot row over all bounded caches and layers.
+        point_bytes: one resume point over all bounded caches and layers.
         bounded: resume points hold some cache, a Ring or Recurrent, so requests resume there only.
         capacities: ring columns by cache name; for Recurrent those of its input ring.
         total_bytes: all pools together, sinks included.
@@ -38,14 +39,15 @@ class MemoryPlan:
     points: int
     page_bytes: int
     slot_bytes: int
+    point_bytes: int
     bounded: bool
     capacities: Mapping[str, int]
 
     @property
     def total_bytes(self) -> int:
         """Bytes of all pools together, sinks included."""
-        rows = 1 + self.slots + self.points
-        return (1 + self.pages) * self.page_bytes + rows * self.slot_bytes
+        pages, slots = (1 + self.pages) * self.page_bytes, (1 + self.slots) * self.slot_bytes
+        return pages + slots + self.points * self.point_bytes
 
 
 def plan_memory(  # noqa: PLR0913  # one flag each, and one place where all of them meet
@@ -84,6 +86,7 @@ def plan_memory(  # noqa: PLR0913  # one flag each, and one place where all of t
     bounded = [spec for spec in specs if not isinstance(spec, Paged)]
     page_bytes = sum(spec.page_bytes(page_tokens) for spec in paged)
     slot_bytes = sum(spec.slot_bytes(draft_tokens) for spec in bounded)
+    point_bytes = sum(spec.point_bytes for spec in bounded)
     longest = -(-max_model_len // page_tokens)
     pointed = any(in_points(spec) for spec in specs)
     if not (pointed and prefix_cache):
@@ -96,6 +99,7 @@ def plan_memory(  # noqa: PLR0913  # one flag each, and one place where all of t
         points=points or 0,
         page_bytes=page_bytes,
         slot_bytes=slot_bytes,
+        point_bytes=point_bytes,
         bounded=pointed,
         capacities={spec.name: spec.capacity(draft_tokens) for spec in bounded},
     )
@@ -103,9 +107,9 @@ def plan_memory(  # noqa: PLR0913  # one flag each, and one place where all of t
     if spare < 0:
         raise MemoryPlanError(_shortage(least, max_model_len, budget_bytes))
     if points is None:
-        affordable = spare // _POINTS_SHARE // max(1, slot_bytes)
+        affordable = spare // _POINTS_SHARE // max(1, point_bytes)
         points = min(max(_POINTS_PER_ROW * max_rows, _LEAST_POINTS), affordable)
-        spare -= points * slot_bytes
+        spare -= points * point_bytes
     most = longest * max_rows * (2 if prefix_cache else 1)
     pages = min(most, longest + spare // max(1, page_bytes))
     return replace(least, pages=pages, points=points)
@@ -116,6 +120,7 @@ def _check_sizes(specs: Sequence[CacheSpec], page_tokens: int, draft_tokens: int
     assert len(set(names)) == len(names), f"cache names repeat: {names}"
     for spec in specs:
         if isinstance(spec, Ring):
+            assert spec.saved_columns <= spec.window, f"cache {spec.name} saves more than it keeps"
             continue
         unit = spec.ratio if isinstance(spec, Paged) else spec.block
         if page_tokens < 1 or page_tokens % unit:
@@ -132,10 +137,10 @@ def _check_sizes(specs: Sequence[CacheSpec], page_tokens: int, draft_tokens: int
 
 def _shortage(least: MemoryPlan, max_model_len: int, budget_bytes: int) -> str:
     """What is needed, what there is, and what to change."""
-    rows = (1 + least.slots + least.points) * least.slot_bytes
+    others = least.total_bytes - (1 + least.pages) * least.page_bytes
     advice = ["raise --memory"]
     if least.page_bytes:
-        fitting = ((budget_bytes - rows) // least.page_bytes - 1) * least.page_tokens
+        fitting = ((budget_bytes - others) // least.page_bytes - 1) * least.page_tokens
         fits = f" (to {fitting} or less)" if fitting > 0 else ""
         advice.append(f"lower --max-model-len{fits}")
     if least.slot_bytes:
@@ -144,7 +149,8 @@ def _shortage(least: MemoryPlan, max_model_len: int, budget_bytes: int) -> str:
         advice.append("lower --points")
     return (
         f"one request of {max_model_len} tokens needs {least.total_bytes / _MIB:.1f} MiB "
-        f"({1 + least.pages} pages of {least.page_bytes} bytes, {least.slots} slots and "
-        f"{least.points} resume points of {least.slot_bytes} bytes, and the sinks), "
+        f"({1 + least.pages} pages of {least.page_bytes} bytes, {1 + least.slots} slots of "
+        f"{least.slot_bytes} bytes, the sinks among them, and {least.points} resume points of "
+        f"{least.point_bytes} bytes), "
         f"there are {budget_bytes / _MIB:.1f} MiB; {' or '.join(advice)}"
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,11 +23,39 @@ DTYPES = {
 }
 
 
+@dataclass(frozen=True)
+class _Saved:
+    """What resume points hold of one tensor, or of a span of its last axis.
+
+    Attributes:
+        rows: [layers, slots, columns, *shape] of a ring, [layers, slots, *shape] of a checkpoint.
+        points: the same by point, with `columns` of a ring's columns: the last ones in order.
+        columns: None for a checkpoint.
+    """
+
+    rows: Tensor
+    points: Tensor
+    columns: int | None
+
+    def pieces(self, slot: int, point: int, end: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """A slot row and a point in pieces that match; the state is that behind `end` positions."""
+        row, saved = self.rows[:, slot], self.points[:, point]
+        if self.columns is None:
+            yield row, saved
+            return
+        begin = (end - self.columns) % row.shape[1]
+        first = min(self.columns, row.shape[1] - begin)
+        yield row[:, begin : begin + first], saved[:, :first]
+        if first < self.columns:
+            yield row[:, : self.columns - first], saved[:, first:]
+
+
 class Pools:
     """One tensor for each part of each cache; the first axis is the layer.
 
     A page of a part with shape (*lead, dim) is laid out (*lead, entries, dim), so that a page of
-    one head is a matrix. Page 0 and slot 0 are the sink.
+    one head is a matrix. Page 0 and slot 0 are the sink. Resume points have tensors of their own,
+    with what a slot row must hold at the end of a page and no more.
     """
 
     def __init__(self, specs: Sequence[CacheSpec], plan: MemoryPlan, device: torch.device) -> None:
@@ -34,66 +63,103 @@ class Pools:
         self.device = device
         self._paged: dict[tuple[str, str], Tensor] = {}
         self._rows: dict[tuple[str, str], Tensor] = {}
-        self._saved: list[Tensor] = []
-        rows = 1 + plan.slots + plan.points
+        self._cleared: list[Tensor] = []
+        self._saved: dict[tuple[str, str], list[_Saved]] = {}
+        self._slots = plan.slots
         for spec in specs:
             if isinstance(spec, Paged):
                 entries = plan.page_tokens // spec.ratio
                 for part in spec.parts:
                     shape = (spec.layers, 1 + plan.pages, *_page_shape(part, entries))
                     self._paged[spec.name, part.name] = _zeros(shape, part, device)
+            elif isinstance(spec, Ring):
+                self._add_ring(spec, spec.parts, plan)
             else:
-                made = self._add_rows(spec, rows, plan.draft_tokens, device)
-                self._saved += made if in_points(spec) else []
+                self._add_ring(spec, spec.inputs, plan)
+                self._add_checkpoint(spec, plan)
         both = (self._paged | self._rows).items()
         self._layers = {name: pool.unbind(0) for name, pool in both}
 
-    def _add_rows(
-        self, spec: Ring | Recurrent, rows: int, draft: int, device: torch.device
-    ) -> list[Tensor]:
-        """Make and return the pools of one bounded cache."""
-        made: dict[tuple[str, str], Tensor] = {}
-        for part in spec.parts if isinstance(spec, Ring) else spec.inputs:
-            shape = (spec.layers, rows, spec.capacity(draft), *part.shape)
-            made[spec.name, part.name] = _zeros(shape, part, device)
-        for part in spec.state if isinstance(spec, Recurrent) else ():
-            made[spec.name, part.name] = _zeros((spec.layers, rows, *part.shape), part, device)
-        self._rows |= made
-        return list(made.values())
+    def _add_ring(self, spec: Ring | Recurrent, parts: Sequence[Part], plan: MemoryPlan) -> None:
+        """The tensors of a ring, and what points hold of it; of a checkpoint's inputs nothing."""
+        columns = spec.saved_columns if isinstance(spec, Ring) else 0
+        for part in parts:
+            shape = (spec.layers, 1 + plan.slots, spec.capacity(plan.draft_tokens), *part.shape)
+            rows = self._rows[spec.name, part.name] = _zeros(shape, part, self.device)
+            if in_points(spec):
+                self._cleared.append(rows)
+            for start, stop in part.spans if columns else ():
+                kept = (spec.layers, plan.points, columns, *part.shape[:-1], stop - start)
+                saved = _Saved(rows[..., start:stop], _zeros(kept, part, self.device), columns)
+                self._saved.setdefault((spec.name, part.name), []).append(saved)
+
+    def _add_checkpoint(self, spec: Recurrent, plan: MemoryPlan) -> None:
+        for part in spec.state:
+            shape, kept = ((spec.layers, n, *part.shape) for n in (1 + plan.slots, plan.points))
+            rows = self._rows[spec.name, part.name] = _zeros(shape, part, self.device)
+            self._cleared.append(rows)
+            saved = _Saved(rows, _zeros(kept, part, self.device), None)
+            self._saved[spec.name, part.name] = [saved]
 
     def paged(self, cache: str, part: str) -> Tensor:
         """[layers, pages, *lead, entries, dim] of a `Paged` cache."""
         return self._paged[cache, part]
 
     def rows(self, cache: str, part: str) -> Tensor:
-        """[layers, rows, capacity, *shape] of a ring, [layers, rows, *shape] of a checkpoint."""
+        """[layers, slots, capacity, *shape] of a ring, [layers, slots, *shape] of a checkpoint."""
         return self._rows[cache, part]
+
+    def points(self, cache: str, part: str) -> list[Tensor]:
+        """What resume points hold of it, one tensor for each span: [layers, points, ...]."""
+        return [saved.points for saved in self._saved.get((cache, part), ())]
 
     def layers(self, cache: str, part: str) -> Sequence[Tensor]:
         """The same as `paged` or `rows`, layer by layer; made once, as models ask in every step."""
         return self._layers[cache, part]
 
     def apply(self, work: Work) -> None:
-        """Zero newly handed-out pages; clear and copy slot rows in the order recorded.
+        """Zero newly handed-out pages; save, restore and clear slot rows in the order recorded.
 
-        A column that attention masks is still multiplied by zero, so it has to be finite.
+        A column that attention masks is still multiplied by zero, so it has to be finite: a slot
+        row is cleared before a point is restored to it, which does not fill it.
         """
         if work.clear_pages:
             _fill(self._paged.values(), work.clear_pages, 0)
-        for source, target in work.copies:
-            for pool in self._saved:
-                pool[:, target] = 0 if source is None else pool[:, source]
+        for source, target, end in work.copies:
+            if source is not None and target > self._slots:
+                for row, saved in self._pieces(source, target, end):
+                    saved.copy_(row)
+                continue
+            for pool in self._cleared:
+                pool[:, target] = 0
+            if source is not None:
+                for row, saved in self._pieces(target, source, end):
+                    row.copy_(saved)
+
+    def _pieces(self, slot: SlotId, point: SlotId, end: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """A slot row and a resume point, all that points hold of all caches."""
+        number = point - self._slots - 1
+        for each in self._saved.values():
+            for saved in each:
+                yield from saved.pieces(slot, number, end)
 
     def poison(self, pages: Sequence[PageId], rows: Sequence[SlotId], value: float) -> None:
-        """Fill pages and slot rows with `value`: tests show with it that nobody reads them."""
-        floats = [pool for pool in self._paged.values() if pool.is_floating_point()]
-        _fill(floats, pages, value)
-        _fill([pool for pool in self._rows.values() if pool.is_floating_point()], rows, value)
+        """Fill pages, slot rows and points with `value`: tests show with it that nobody reads them.
+
+        `rows` may name slot rows and points.
+        """
+        _fill(_floats(self._paged.values()), pages, value)
+        _fill(_floats(self._rows.values()), [row for row in rows if row <= self._slots], value)
+        points = [row - self._slots - 1 for row in rows if row > self._slots]
+        _fill(_floats(self._all_points()), points, value)
+
+    def _all_points(self) -> list[Tensor]:
+        return [saved.points for each in self._saved.values() for saved in each]
 
     @property
     def bytes(self) -> int:
         """What all pools take."""
-        pools = (*self._paged.values(), *self._rows.values())
+        pools = (*self._paged.values(), *self._rows.values(), *self._all_points())
         return sum(pool.numel() * pool.element_size() for pool in pools)
 
 
@@ -103,6 +169,10 @@ def _page_shape(part: Part, entries: int) -> tuple[int, ...]:
 
 def _zeros(shape: tuple[int, ...], part: Part, device: torch.device) -> Tensor:
     return torch.zeros(shape, dtype=DTYPES[part.dtype], device=device)
+
+
+def _floats(pools: Iterable[Tensor]) -> list[Tensor]:
+    return [pool for pool in pools if pool.is_floating_point()]
 
 
 def _fill(pools: Iterable[Tensor], index: Sequence[int], value: float) -> None:

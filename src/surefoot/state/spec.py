@@ -25,16 +25,29 @@ class Part:
         name: "k", "v", "conv", ...
         shape: per entry, e.g. (kv_heads, head_dim).
         dtype: a key of DTYPE_BYTES.
+        saved: of a ring, the spans of the last axis that resume points hold; none for all of it.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    saved: tuple[tuple[int, int], ...] = ()
 
     @property
     def bytes(self) -> int:
         """Size of one entry of one layer."""
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+    @property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """`saved`, spelt out."""
+        return self.saved or ((0, self.shape[-1]),)
+
+    @property
+    def saved_bytes(self) -> int:
+        """Size of what a resume point holds of one entry of one layer."""
+        width = sum(stop - start for start, stop in self.spans)
+        return math.prod(self.shape[:-1]) * width * DTYPE_BYTES[self.dtype]
 
 
 def _entry_bytes(layers: int, parts: tuple[Part, ...]) -> int:
@@ -71,15 +84,16 @@ class Ring:
         layers: how many layers keep such a cache.
         parts: the tensors of an entry.
         window: positions that are kept.
-        saved: resume points hold it. A ring that they do not hold is not cleared for a new request
-            either: whoever reads it knows what it has written.
+        saved: how many positions before the end of a page a resume point holds; None for the whole
+            window. A ring of which they hold nothing is not cleared for a new request either:
+            whoever reads it knows what it has written.
     """
 
     name: str
     layers: int
     parts: tuple[Part, ...]
     window: int
-    saved: bool = field(default=True, kw_only=True)
+    saved: int | None = field(default=None, kw_only=True)
 
     def capacity(self, draft_tokens: int) -> int:
         """Columns that keep the window intact under drafts of up to `draft_tokens` tokens.
@@ -88,6 +102,16 @@ class Ring:
         them were rejected, starts at computed + 1 and still reads back `window` positions.
         """
         return self.window + draft_tokens + 1
+
+    @property
+    def saved_columns(self) -> int:
+        """`saved`, spelt out."""
+        return self.window if self.saved is None else self.saved
+
+    @property
+    def point_bytes(self) -> int:
+        """Bytes of a resume point over all layers, whatever the depth of drafts."""
+        return self.layers * sum(part.saved_bytes for part in self.parts) * self.saved_columns
 
     @property
     def window_bytes(self) -> int:
@@ -101,7 +125,10 @@ class Ring:
 
 @dataclass(frozen=True)
 class Recurrent:
-    """A checkpoint at the last multiple of `block`, and the inputs that followed it."""
+    """A checkpoint at the last multiple of `block`, and the inputs that followed it.
+
+    A page ends with a block, so a resume point holds the checkpoint and no inputs.
+    """
 
     name: str
     layers: int
@@ -117,6 +144,11 @@ class Recurrent:
     def checkpoint_bytes(self) -> int:
         """Bytes of one checkpoint over all layers, whatever the depth of drafts."""
         return _entry_bytes(self.layers, self.state)
+
+    @property
+    def point_bytes(self) -> int:
+        """Bytes of a resume point over all layers."""
+        return self.checkpoint_bytes
 
     def ring_bytes(self, draft_tokens: int) -> int:
         """Bytes of one input ring over all layers."""
@@ -140,7 +172,7 @@ def page_unit(specs: Sequence[CacheSpec]) -> int:
 
 def in_points(spec: CacheSpec) -> bool:
     """Whether resume points hold the cache, so that a model with it can resume only there."""
-    return spec.saved if isinstance(spec, Ring) else isinstance(spec, Recurrent)
+    return spec.saved_columns > 0 if isinstance(spec, Ring) else isinstance(spec, Recurrent)
 
 
 def recurrent_block(specs: Iterable[CacheSpec]) -> int:

@@ -24,7 +24,7 @@ from surefoot.engine.scheduler import Scheduler
 from surefoot.request import FinishReason, Request
 from surefoot.sample.context import Contexts
 from surefoot.sample.processors import HistoryCounts, RowContext
-from surefoot.state.ledger import Lease, Ledger, Work
+from surefoot.state.ledger import Lease, Ledger
 from surefoot.state.plan import MemoryPlan
 from surefoot.state.pool import Pools
 from surefoot.state.spec import CacheSpec, Recurrent, Ring
@@ -161,18 +161,7 @@ class _HalfPoints(Pools):
         """See Pools."""
         super().__init__(specs, plan, device)
         lost = {spec.name for spec in specs if isinstance(spec, self.lacking)}
-        self._first_point = 1 + plan.slots
-        self._lost = [pool for (cache, _), pool in self._rows.items() if cache in lost]
-
-    def apply(self, work: Work) -> None:
-        """See Pools."""
-        super().apply(Work(work.clear_pages, []))
-        for source, target in work.copies:
-            before = [pool[:, target].clone() for pool in self._lost]
-            super().apply(Work([], [(source, target)]))
-            for pool, old in zip(self._lost, before, strict=True):
-                if target >= self._first_point:
-                    pool[:, target] = old
+        self._saved = {key: held for key, held in self._saved.items() if key[0] not in lost}
 
 
 class PointsWithoutRings(_HalfPoints):

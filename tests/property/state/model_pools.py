@@ -43,6 +43,26 @@ class SlotRow:
     def copy(self) -> "SlotRow":
         return SlotRow(list(self.ring), self.checkpoint)
 
+    def saved(self, end: int) -> "Point":
+        """What a resume point behind position `end` holds."""
+        window = [self.ring[position % COLUMNS] for position in range(end - WINDOW, end)]
+        return Point(window, self.checkpoint)
+
+
+@dataclass(frozen=True)
+class Point:
+    """The entries of a window, and the checkpoint."""
+
+    window: list[int] = field(default_factory=lambda: [POISON] * WINDOW)
+    checkpoint: tuple[int, int] = (POISON, POISON)
+
+    def restored(self, end: int) -> SlotRow:
+        """A slot row with this behind position `end` and zeros elsewhere."""
+        row = SlotRow(checkpoint=self.checkpoint)
+        for offset, entry in enumerate(self.window):
+            row.ring[(end - WINDOW + offset) % COLUMNS] = entry
+        return row
+
 
 @dataclass(eq=False)
 class Running:
@@ -81,16 +101,22 @@ class World:
         limits = ledger.limits
         self.pages = [[POISON] * P for _ in range(limits.pages + 1)]
         self.draft_pages = [[POISON] * P for _ in range(limits.pages + 1)]
-        self.rows = [SlotRow() for _ in range(limits.slots + limits.points + 1)]
-        # The drafter's checkpoints, as (position, digest of what lies before it).
-        self.draft_rows = [(0, ZERO) for _ in self.rows]
+        self.rows = [SlotRow() for _ in range(limits.slots + 1)]
+        self.points = {limits.slots + 1 + number: Point() for number in range(limits.points)}
+        # The drafter's checkpoints, as (position, digest of what lies before it), points behind.
+        self.draft_rows = [(0, ZERO) for _ in range(len(self.rows) + limits.points)]
 
     def carry_out(self, work: Work) -> None:
         for page in work.clear_pages:
             self.pages[page] = [ZERO] * P
             self.draft_pages[page] = [ZERO] * P
-        for source, target in work.copies:
-            self.rows[target] = SlotRow() if source is None else self.rows[source].copy()
+        for source, target, end in work.copies:
+            if source is None:
+                self.rows[target] = SlotRow()
+            elif target in self.points:
+                self.points[target] = self.rows[source].saved(end)
+            else:
+                self.rows[target] = self.points[source].restored(end)
             self.draft_rows[target] = (0, ZERO) if source is None else self.draft_rows[source]
 
     def poison(self, lease: Lease, since: int) -> None:
@@ -127,6 +153,7 @@ class World:
         """Everything a later request may be given is what its path in the tree says."""
         work = self.ledger._work
         now, self.rows = self.rows, [row.copy() for row in self.rows]
+        points, self.points = self.points, dict(self.points)
         drafts, self.draft_rows = self.draft_rows, list(self.draft_rows)
         self.carry_out(Work([], work.copies))
         for node, prefix in prefixes(self.ledger.tree.root, []):
@@ -134,11 +161,12 @@ class World:
             assert node.page not in work.clear_pages, f"page {node.page} will be cleared"
             assert self.pages[node.page] == expected[-P:], f"page entry of page {node.page}"
             if node.point is not None:
-                check_slot_row(self.rows[node.point], len(prefix), expected)
+                restored = self.points[node.point].restored(len(prefix))
+                check_slot_row(restored, len(prefix), expected)
                 own = self.draft_rows[node.point]
                 right = own == draft_row(len(prefix), expected)
                 assert right or not node.point_drafted, "drafter row of a point"
-        self.rows, self.draft_rows = now, drafts
+        self.rows, self.points, self.draft_rows = now, points, drafts
 
     def forward(self, running: Running, entries: list[int]) -> None:
         """Write the row's entries from the cursor on."""

@@ -85,9 +85,8 @@ class LedgerMachine(RuleBasedStateMachine):
         limit = (len(tokens) - 1) // P
         path = ledger.tree.match(tokens, limit)
         unheld = [node for node in ledger.tree.nodes() if not node.holders and node not in path]
-        takes_over = ledger.limits.bounded and bool(path) and not path[-1].holders
-        possible = ledger.free_slots > 0 or takes_over
-        possible = possible and -(-first // P) <= ledger.free_pages + len(unheld)
+        room = ledger.free_pages + len(unheld)
+        possible = ledger.free_slots > 0 and -(-first // P) <= room
         lease = ledger.admit(tokens, first)
         assert (lease is not None) == possible
         if lease is None:

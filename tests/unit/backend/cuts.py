@@ -16,7 +16,7 @@ from torch import Tensor
 
 from surefoot.backend.protocol import Backend
 from surefoot.ids import PageId, SlotId
-from surefoot.state.ledger import Work
+from surefoot.state.ledger import Copy, Work
 from surefoot.state.plan import MemoryPlan
 from surefoot.state.pool import Pools
 from surefoot.state.spec import CacheSpec, Paged, Ring
@@ -157,7 +157,7 @@ class Machine:
         self.tables = [[PageId(ids.pop()) for _ in range(need)] for need in needs]
         self.slots = [SlotId(i + 2) for i in range(count)]
         clear = Work([page for table in self.tables for page in table])
-        clear.copies = [(None, slot) for slot in self.slots]
+        clear.copies = [Copy(None, slot, 0) for slot in self.slots]
         self.pools.apply(clear)
         self.cursors = [0] * count
         self._noise = random.Random(5)
@@ -235,6 +235,7 @@ def plan_of(setting: Setting, pages: int, slots: int) -> MemoryPlan:
         points=0,
         page_bytes=0,
         slot_bytes=0,
+        point_bytes=0,
         bounded=True,
         capacities={},
     )

@@ -19,6 +19,7 @@ KEYS = {
     "page_tokens",
     "pages",
     "slots",
+    "points",
     "bytes",
     "request_state",
     "backend",
@@ -49,6 +50,7 @@ def test_json_from_a_config_alone(surefoot: Run, config_only: Path) -> None:
             "kind": "ring",
             "window": 8,
             "bytes_per_request": entry * (8 + 3 + 1),
+            "bytes_per_point": entry * 8,
             "columns": 8 + 3 + 1,
         },
     ]
@@ -57,7 +59,9 @@ def test_json_from_a_config_alone(surefoot: Run, config_only: Path) -> None:
     size = done.json["bytes"]
     assert size["weights"] == 4 * done.json["parameters"]
     assert size["pages"] == (1 + done.json["pages"]) * 16 * entry
-    assert size["pages"] + size["slots"] <= 8 << 20
+    assert size["slots"] == (1 + 4) * entry * (8 + 3 + 1)
+    assert size["points"] == done.json["points"] * entry * 8 > 0
+    assert size["pages"] + size["slots"] + size["points"] <= 8 << 20
     assert done.json["capabilities"]["name"] == done.json["backend"] == "cpu"
 
 
@@ -68,8 +72,10 @@ def test_the_plan_is_the_one_an_engine_makes(surefoot: Run, tiny_ids: Path) -> N
     seen = surefoot("inspect", tiny_ids, *flags, "--json").json
     with LLM(str(tiny_ids), memory=3 << 20, draft_tokens=5, max_rows=3, drafter="ngram") as llm:
         plan = llm.engine.parts.plan
-        assert (seen["pages"], seen["slots"]) == (plan.pages, plan.slots)
-        assert seen["bytes"]["pages"] + seen["bytes"]["slots"] == plan.total_bytes
+        counts = seen["pages"], seen["slots"], seen["points"]
+        assert counts == (plan.pages, plan.slots, plan.points)
+        size = seen["bytes"]
+        assert size["pages"] + size["slots"] + size["points"] == plan.total_bytes
         assert seen["bytes"]["weights"] == llm.engine.target.weight_bytes
 
 
@@ -201,7 +207,7 @@ def test_what_the_draft_head_keeps_of_a_request_is_counted(surefoot: Run, tmp_pa
     assert recent["bytes_per_request"] == recent["columns"] * 2048 * 2
     assert recent["columns"] > found["page_tokens"]
     row = sum(cache.get("bytes_per_request", 0) for cache in found["caches"])
-    assert found["bytes"]["slots"] % row == 0
+    assert found["bytes"]["slots"] == (1 + found["slots"]) * row
 
 
 def test_the_comparison_is_printed(surefoot: Run, tmp_path: Path) -> None:

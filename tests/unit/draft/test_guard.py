@@ -12,7 +12,7 @@ from surefoot.ids import RequestId, SlotId
 from surefoot.params import SamplingParams
 from surefoot.request import Request
 from surefoot.state.lease import Lease
-from surefoot.state.ledger import Work
+from surefoot.state.ledger import Copy, Work
 from surefoot.testing.drafters import Rubbish, StatelessDrafter
 
 VOCAB = 10
@@ -143,7 +143,7 @@ class FailsAt(StatelessDrafter):
     def __init__(self, act: str, at: Collection[int]) -> None:
         self._act, self._at = act, at
         self.calls: list[str] = []
-        self.copies: list[tuple[int | None, int]] = []
+        self.copies: list[Copy] = []
 
     def _called(self, act: str) -> None:
         number = self.calls.count(act)
@@ -189,7 +189,7 @@ def test_work_that_failed_is_done_before_the_drafter_is_asked_again() -> None:
     """A slot that was not copied, or copied twice, holds another request's state."""
     drafter = FailsAt("prepare", {2, 3})
     guard = GuardedDrafter(drafter, VOCAB)
-    first: list[tuple[SlotId | None, SlotId]] = [(SlotId(1), SlotId(4)), (None, SlotId(1))]
+    first = [Copy(SlotId(1), SlotId(4), 4), Copy(None, SlotId(1), 0)]
     guard.prepare(Work([], first))
     lease = Lease(SlotId(1), [], 2, 4)
     lease.computed = 5
@@ -199,7 +199,7 @@ def test_work_that_failed_is_done_before_the_drafter_is_asked_again() -> None:
     lease.computed = 7
     guard.observe([CommittedRow(asked.request, lease, 5, 2, 0, True)], torch.empty(0))
     assert (lease.draft_from, lease.drafted) == (7, 7)
-    second: list[tuple[SlotId | None, SlotId]] = [(SlotId(4), SlotId(2))]
+    second = [Copy(SlotId(4), SlotId(2), 4)]
     guard.prepare(Work([], second))
     assert "propose" not in drafter.calls
     guard.prepare(Work())

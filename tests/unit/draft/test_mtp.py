@@ -298,8 +298,7 @@ def test_all_that_the_head_keeps_is_planned() -> None:
     assert engine.parts.pools.bytes + pools.bytes == engine.parts.plan.total_bytes
     recent = drafter_of(engine)._recent
     assert recent.data_ptr() == pools.rows("draft.recent", "hidden").data_ptr()
-    rows = 1 + engine.parts.plan.slots + engine.parts.plan.points
-    assert len(recent) == rows * (4 + 3 + 1)
+    assert len(recent) == (1 + engine.parts.plan.slots) * (4 + 3 + 1)
 
 
 def test_auto_takes_the_head() -> None:

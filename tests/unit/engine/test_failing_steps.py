@@ -15,7 +15,7 @@ from surefoot.engine.models import LoadedModel, load
 from surefoot.engine.rows import PlannedRow, RowResult
 from surefoot.params import SamplingParams
 from surefoot.request import FinishReason, Request
-from surefoot.state.ledger import Work
+from surefoot.state.ledger import Copy, Work
 from surefoot.testing.drafters import AlwaysWrong, StatelessDrafter
 from surefoot.testing.fakes import FailingRunner, Failures
 from surefoot.testing.tiny_models import write_tiny_llama
@@ -122,7 +122,7 @@ class RecordingRunner(ScriptedRunner):
 
     def __init__(self) -> None:
         super().__init__()
-        self.copies: list[tuple[int | None, int]] = []
+        self.copies: list[Copy] = []
 
     def prepare(self, work: Work) -> None:
         self.copies += work.copies
@@ -132,13 +132,13 @@ class RecordingRunner(ScriptedRunner):
 def test_copies_that_a_failed_step_did_not_get_to_are_made_later(call: int) -> None:
     """A resume point counts as taken once its copy is recorded, so that copy must not be lost."""
 
-    def copies(at: set[int]) -> list[tuple[int | None, int]]:
+    def copies(at: set[int]) -> list[Copy]:
         script = RecordingRunner()
         rig = Rig(bounded=True, chunk=8, script=script)
         rig.loop._runner = FailingRunner(script, Failures(at))
         rig.add([1, 2, 3], prompt=range(10, 26))
         rig.drain()
-        return [copy for copy in script.copies if copy[1] > rig.rows]
+        return [copy for copy in script.copies if copy.target > rig.rows]
 
     saved = copies(set())
     assert len(saved) >= 2

@@ -43,13 +43,13 @@ def test_a_request_that_is_drafted_for_puts_the_drafters_state_into_a_point() ->
     ledger.take_work()
     drafted_row(ledger, lease, 4, tokens, 4)
     assert lease.path[0].point_drafted
-    assert ledger.take_work().copies == [(lease.slot, point)]
+    assert ledger.take_work().copies == [(lease.slot, point, 4)]
     # Once is enough, and one that is not drafted for changes nothing.
     other = admitted(ledger, [*tokens[:4], 99])
     assert other.cached == 4
     for each in (lease, quiet):
         row(ledger, each, 1, tokens)
-    assert ledger.take_work().copies == [(point, other.slot)]
+    assert ledger.take_work().copies == [(point, other.slot, 4)]
     assert lease.path[0].point_drafted
 
 

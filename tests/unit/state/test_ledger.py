@@ -277,7 +277,7 @@ def test_what_is_handed_out_is_to_be_cleared() -> None:
     lease = admitted(ledger, [1] * 5, 5)
     work = ledger.take_work()
     assert work.clear_pages == [1, 2]
-    assert work.copies == [(None, lease.slot)]
+    assert work.copies == [(None, lease.slot, 0)]
     assert ledger.reserve(lease, 12)
     work = ledger.take_work()
     assert (work.clear_pages, work.copies) == ([3], [])
@@ -298,7 +298,7 @@ def test_a_page_handed_out_twice_is_cleared_after_the_second_time() -> None:
     assert admitted(ledger, [2], 1).pages == [1]
     work = ledger.take_work()
     assert set(work.clear_pages) == {1}
-    assert work.copies == [(None, 1), (None, 1)]
+    assert work.copies == [(None, 1, 0), (None, 1, 0)]
 
 
 def test_chunks_of_models_without_bounded_caches_are_not_cut() -> None:

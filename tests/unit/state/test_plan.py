@@ -42,12 +42,13 @@ def test_bytes_are_summed_over_the_caches() -> None:
     assert made.page_bytes == 16 * 384 + 4 * 64
     assert made.capacities == {"window": 10 + 3 + 1, "delta": 8 + 3}
     assert made.slot_bytes == 14 * 128 + 64 + 11 * 64
+    assert made.point_bytes == 10 * 128 + 64
     assert made.bounded
     assert (made.page_tokens, made.draft_tokens, made.slots) == (16, 3, 4)
 
 
 def test_a_ring_outside_of_points_takes_room_but_bounds_nothing() -> None:
-    scratch = dataclasses.replace(WINDOW, saved=False)
+    scratch = dataclasses.replace(WINDOW, saved=0)
     made = plan(KV, scratch, points=5)
     assert (made.bounded, made.points, made.slot_bytes) == (False, 0, 14 * 128)
     assert made.capacities == {"window": 14}
@@ -87,9 +88,9 @@ def test_the_length_that_the_error_names_fits() -> None:
 
 def test_the_sinks_and_all_slots_are_counted() -> None:
     made = plan(KV, WINDOW, points=5)
-    rows = 1 + 4 + 5
-    assert made.total_bytes == (1 + made.pages) * made.page_bytes + rows * 14 * 128
-    least = 8 * 16 * 384 + rows * 14 * 128
+    rows = (1 + 4) * 14 * 128 + 5 * 10 * 128
+    assert made.total_bytes == (1 + made.pages) * made.page_bytes + rows
+    least = 8 * 16 * 384 + rows
     assert plan(KV, WINDOW, points=5, budget_bytes=least).pages == 7
     with pytest.raises(MemoryPlanError, match=r"lower --max-rows or lower --points"):
         plan(KV, WINDOW, points=5, budget_bytes=least - 1)
@@ -98,12 +99,12 @@ def test_the_sinks_and_all_slots_are_counted() -> None:
 def test_points_by_default_are_four_a_row_or_32_within_a_quarter_of_what_is_spare() -> None:
     assert plan(KV, WINDOW, max_rows=20, budget_bytes=1 << 30).points == 80
     assert plan(KV, WINDOW).points == 32
-    row = 14 * 128
-    least = 8 * 16 * 384 + 5 * row
+    point = 10 * 128
+    least = 8 * 16 * 384 + 5 * 14 * 128
     assert plan(KV, WINDOW, budget_bytes=least).points == 0
-    made = plan(KV, WINDOW, budget_bytes=least + 4 * 3 * row)
+    made = plan(KV, WINDOW, budget_bytes=least + 4 * 3 * point)
     assert made.points == 3
-    assert made.pages == 7 + 9 * row // (16 * 384)
+    assert made.pages == 7 + 9 * point // (16 * 384)
 
 
 @pytest.mark.parametrize("wanted", [None, 9])

@@ -122,9 +122,9 @@ def test_the_slot_row_is_copied_where_the_point_is_taken() -> None:
     ledger = ledger_of()
     tokens = list(range(6))
     lease = admitted(ledger, tokens)
-    assert ledger.take_work().copies == [(None, 1)]
+    assert ledger.take_work().copies == [(None, 1, 0)]
     row(ledger, lease, 4, tokens)
-    assert ledger.take_work().copies == [(1, FIRST_POINT)]
+    assert ledger.take_work().copies == [(1, FIRST_POINT, 4)]
     assert lease.path[0].point == FIRST_POINT
 
 
@@ -149,7 +149,7 @@ def test_the_rolling_point_moves_in_its_row() -> None:
     ledger.take_work()
     for accepted in (3, 3):
         decode(ledger, lease, tokens, accepted)
-    assert ledger.take_work().copies == [(1, FIRST_POINT + 1), (1, FIRST_POINT + 1)]
+    assert ledger.take_work().copies == [(1, FIRST_POINT + 1, 8), (1, FIRST_POINT + 1, 12)]
 
 
 def test_a_boundary_that_later_rows_may_have_overwritten_gets_no_point() -> None:
@@ -209,7 +209,7 @@ def test_resuming_copies_the_point_into_the_slot() -> None:
     ledger.take_work()
     again = admitted(ledger, tokens)
     assert again.cached == 4
-    assert ledger.take_work().copies == [(FIRST_POINT, again.slot)]
+    assert ledger.take_work().copies == [(FIRST_POINT, again.slot, 4)]
 
 
 def test_a_match_ends_at_the_deepest_point() -> None:
@@ -231,7 +231,7 @@ def test_a_slot_that_is_reused_at_once_is_copied_before_it_is_cleared() -> None:
     row(ledger, lease, 4, tokens)
     ledger.release(lease, tokens)
     admitted(ledger, [9, 9])
-    assert ledger.take_work().copies == [(1, 2), (None, 1)]
+    assert ledger.take_work().copies == [(1, 2, 4), (None, 1, 0)]
 
 
 def test_a_point_somebody_resumed_from_stays() -> None:
@@ -320,8 +320,8 @@ def test_a_point_row_is_read_before_it_is_written_again() -> None:
     prefill(ledger, other, [2] * 5)
     assert other.path[0].point == FIRST_POINT
     assert ledger.take_work().copies == [
-        (FIRST_POINT, again.slot),
-        (other.slot, FIRST_POINT),
+        (FIRST_POINT, again.slot, 4),
+        (other.slot, FIRST_POINT, 4),
     ]
 
 
@@ -354,56 +354,17 @@ def test_a_point_lost_is_taken_again_by_the_next_request() -> None:
     ledger.audit()
 
 
-def test_without_a_free_slot_the_matched_point_becomes_the_slot() -> None:
+def test_without_a_free_slot_a_request_waits_even_if_it_has_a_point() -> None:
     ledger = ledger_of(slots=1)
     lease = admitted(ledger, [1] * 9)
     prefill(ledger, lease, [1] * 9)
     ledger.release(lease, [1] * 9)
     other = admitted(ledger, [2] * 5)
-    ledger.take_work()
-    assert ledger.admit([3] * 5, 1) is None
-    again = admitted(ledger, [1] * 9)
-    assert (again.cached, again.slot) == (8, 3)
-    assert again.path[-1].point is None
-    # The row holds what the cursor needs already.
-    assert ledger.take_work().copies == []
-    ledger.audit()
-    assert ledger.tree.points == 1
-    ledger.release(again, [1] * 9)
+    assert ledger.admit([1] * 9, 1) is None
+    assert ledger.tree.points == 2
     ledger.release(other, [2] * 5)
+    assert admitted(ledger, [1] * 9).cached == 8
     ledger.audit()
-    assert ledger.free_slots == 1
-    # The longer prefix is usable no more, the shorter one is.
-    assert admitted(ledger, [1] * 9).cached == 4
-
-
-def test_a_point_that_somebody_holds_is_not_taken_over() -> None:
-    ledger = ledger_of(slots=1)
-    tokens = [1] * 9
-    lease = admitted(ledger, tokens)
-    prefill(ledger, lease, tokens)
-    assert point_pages(lease) == [1, 2]
-    assert ledger.admit(tokens, 1) is None
-    assert point_pages(lease) == [1, 2]
-    ledger.audit()
-
-
-def test_a_point_taken_over_goes_back_to_the_points() -> None:
-    ledger = ledger_of(slots=1, points=1)
-    lease = admitted(ledger, [1] * 5)
-    prefill(ledger, lease, [1] * 5)
-    ledger.release(lease, [1] * 5)
-    admitted(ledger, [2] * 5)
-    again = admitted(ledger, [1] * 5)
-    assert again.slot == 2
-    # Its row was the only point, so none can be taken while it runs.
-    tokens = [1] * 5
-    row(ledger, again, 1, tokens)
-    decode(ledger, again, tokens, 3)
-    assert point_pages(again) == []
-    ledger.release(again, tokens)
-    ledger.audit()
-    assert ledger._free_points == [2]
 
 
 def test_a_long_prompt_in_a_full_pool_moves_its_own_last_point_along() -> None:
