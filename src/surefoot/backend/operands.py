@@ -38,6 +38,11 @@ class RowLayout:
         """Tokens of this row in the step."""
         return self.starts[row + 1] - self.starts[row]
 
+    def most_entries(self, ratio: int) -> int:
+        """Entries of `ratio` tokens that the token with the longest history sees."""
+        stops = (first + self.length(row) for row, first in enumerate(self.first))
+        return max(stops, default=0) // ratio
+
 
 @dataclass(frozen=True)
 class DeltaInputs:

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from surefoot.backend.operands import Compression, Entries, Latents, RowLayout
 
+_TOGETHER = 1024  # entries whose keys are looked at
+
 
 class Token(NamedTuple):
     """One token of a step.
@@ -71,14 +73,15 @@ class PlainLatentRows:
         self, q: Tensor, weights: Tensor, pool: Tensor, ratio: int, count: int
     ) -> Tensor:
         """See RowOperators."""
-        chosen = torch.full((q.shape[0], count), -1, dtype=torch.long, device=q.device)
+        most = min(count, self.layout.most_entries(ratio))
+        chosen = torch.full((q.shape[0], most), -1, dtype=torch.long, device=q.device)
         for token in tokens_of(self.layout):
-            seen = range((token.position + 1) // ratio)
-            keys = self._entries(pool, token.row, ratio, seen).float()
-            # Head by head, so that memory grows with the entries alone.
-            alike = [(head * keys).sum(-1).relu() for head in q[token.place].float()]
-            scores = (torch.stack(alike) * weights[token.place][:, None]).sum(0)
-            order = torch.sort(scores, descending=True, stable=True).indices[:count]
+            heads, factors = q[token.place].float(), weights[token.place][:, None]
+            scores = [heads.new_empty(0)]
+            for keys in self._keys(pool, token, ratio):
+                alike = [(head * keys).sum(-1).relu() for head in heads]
+                scores.append((torch.stack(alike) * factors).sum(0))
+            order = torch.sort(torch.cat(scores), descending=True, stable=True).indices[:most]
             chosen[token.place, : len(order)] = order.sort().values
         return chosen
 
@@ -101,6 +104,13 @@ class PlainLatentRows:
             mixed = torch.stack([(head[:-1, None] * keys).sum(0) for head in weights])
             out[token.place] = mixed.to(q.dtype)
         return out
+
+    def _keys(self, pool: Tensor, token: Token, ratio: int) -> Iterator[Tensor]:
+        """Keys of all entries that a token sees, a few at a time: [n, size] take the memory."""
+        seen = range((token.position + 1) // ratio)
+        for begin in seen[::_TOGETHER]:
+            some = seen[begin : begin + _TOGETHER]
+            yield self._entries(pool, token.row, ratio, some).float()
 
     def _positions(self, own: Tensor, ring: Tensor, token: Token, start: int, stop: int) -> Tensor:
         """What a token's row has at positions [start, stop): [n, width]."""

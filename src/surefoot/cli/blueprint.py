@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import groupby
 from pathlib import Path
 
 from torch import Tensor
@@ -15,6 +14,7 @@ from torch import Tensor
 from surefoot.backend import make_backend
 from surefoot.backend.operands import Fold
 from surefoot.backend.protocol import Backend
+from surefoot.cli.footprint import Footprint, Kept, TableRows, layers_text
 from surefoot.cli.show import bytes_text
 from surefoot.config import EngineConfig
 from surefoot.engine.assemble import check_lengths, drafter_caches, make_plan, resolve_drafter
@@ -28,8 +28,6 @@ from surefoot.state.spec import DTYPE_BYTES, CacheSpec, Paged, Recurrent, Ring
 from surefoot.step import Batch
 from surefoot.weights.load import read_config
 from surefoot.weights.locate import PACKAGED, locate
-
-TableRows = tuple[str, Sequence[str], Sequence[Sequence[object]]]
 
 
 @dataclass(frozen=True)
@@ -95,8 +93,9 @@ class Blueprint:
     Attributes:
         model: as the user named it.
         description: what its config tells.
-        caches: those of the model and of its draft model.
+        more: caches of its drafter, or of several that may be used.
         plan: how memory would be divided.
+        memory: bytes that were given for the caches, if any were.
         max_model_len: longest context that fits, in tokens.
         drafter: who would guess ahead.
         weight_bytes: what the parameters take, those of the draft model included.
@@ -106,8 +105,9 @@ class Blueprint:
 
     model: str
     description: Description
-    caches: Sequence[CacheSpec]
+    more: Sequence[CacheSpec]
     plan: MemoryPlan
+    memory: int | None
     max_model_len: int
     drafter: str
     weight_bytes: int
@@ -120,13 +120,14 @@ class Blueprint:
             "model": self.model,
             "parameters": self.description.parameters,
             "layers": list(self.description.layers),
-            "caches": [self._cache_entry(spec) for spec in self.caches],
+            "caches": [self._cache_entry(spec) for spec in self._caches],
             "draft_head": self.description.draft_head,
             "page_tokens": self.plan.page_tokens,
             "pages": self.plan.pages,
             "slots": self.plan.slots,
             "points": self.plan.points,
             "bytes": self._bytes(),
+            **self._footprint.entry(),
             "request_state": None if self.state is None else self.state.entry(),
             "backend": self.backend.capabilities.name,
             "capabilities": asdict(self.backend.capabilities),
@@ -140,6 +141,15 @@ class Blueprint:
             return None
         return StateSize.of(own, self.plan.draft_tokens)
 
+    @property
+    def _caches(self) -> Sequence[CacheSpec]:
+        return [*self.description.caches, *self.more]
+
+    @property
+    def _footprint(self) -> Footprint:
+        own = self.description.caches
+        return Footprint(own, self.more, self.plan, self.max_model_len, self.memory)
+
     def _bytes(self) -> dict[str, int]:
         """Pools with their sinks."""
         plan = self.plan
@@ -152,13 +162,12 @@ class Blueprint:
 
     def _cache_entry(self, spec: CacheSpec) -> dict[str, object]:
         """One cache, its bytes summed over layers."""
+        kept = Kept.of(spec, self.plan.draft_tokens)
         if isinstance(spec, Paged):
-            per_page, tokens = spec.page_bytes(self.plan.page_tokens), self.plan.page_tokens
-            per_token = per_page / tokens if per_page % tokens else per_page // tokens
-            kind = {"kind": "paged", "ratio": spec.ratio, "bytes_per_token": per_token}
+            kind = {"kind": "paged", "ratio": spec.ratio, "bytes_per_token": kept.bytes}
         else:
             kind = {**self._bounded_entry(spec), "columns": self.plan.capacities[spec.name]}
-        return {"name": spec.name, **kind}
+        return {"name": spec.name, **kind, "formula": kept.formula, "numbers": kept.numbers}
 
     def _bounded_entry(self, spec: Ring | Recurrent) -> dict[str, object]:
         depth = self.plan.draft_tokens
@@ -172,7 +181,7 @@ class Blueprint:
         """For people: title, heads and rows of each table."""
         return [
             ("", ("model", self.model), self._summary()),
-            ("Caches of a request", ("cache", "kind", "layers", "reach", "bytes"), self._caches()),
+            *self._footprint.tables(),
             ("Backend", ("capability", ""), self._capabilities()),
         ]
 
@@ -182,7 +191,7 @@ class Blueprint:
         return [
             ("architecture", self.description.architecture),
             ("parameters", f"{self.description.parameters:,}"),
-            ("layers", _runs(self.description.layers)),
+            ("layers", layers_text(self.description.layers)),
             ("draft head", self.description.draft_head or "none"),
             ("drafter", f"{self.drafter}, up to {plan.draft_tokens} tokens"),
             ("longest context", f"{self.max_model_len:,} tokens"),
@@ -192,25 +201,6 @@ class Blueprint:
             ("resume points", f"{plan.points:,}, {bytes_text(size['points'])}"),
             *state,
         ]
-
-    def _caches(self) -> list[tuple[str, str, int, str, str]]:
-        rows = []
-        for spec in self.caches:
-            entry = self._cache_entry(spec)
-            if isinstance(spec, Paged):
-                reach, size = f"ratio {spec.ratio}", f"{entry['bytes_per_token']:,} a token"
-            else:
-                reach = f"window {spec.window}" if isinstance(spec, Ring) else f"block {spec.block}"
-                size = self._request_bytes(spec)
-            rows.append((spec.name, str(entry["kind"]), spec.layers, reach, size))
-        return rows
-
-    def _request_bytes(self, spec: Ring | Recurrent) -> str:
-        depth, columns = self.plan.draft_tokens, self.plan.capacities[spec.name]
-        if isinstance(spec, Ring):
-            return f"{spec.slot_bytes(depth):,} a request in {columns} columns"
-        ring = f"{spec.ring_bytes(depth):,} in {columns} columns"
-        return f"{spec.checkpoint_bytes:,} a request and {ring}"
 
     def _capabilities(self) -> list[tuple[str, object]]:
         known = asdict(self.backend.capabilities)
@@ -245,15 +235,17 @@ def draw(model: str, configs: Sequence[EngineConfig], progress: Progress) -> Blu
     named = next((each.draft_model for each in configs if each.draft_model is not None), None)
     draft = None if named is None else _unloaded(named, None, backend, dtype, progress, "draft.")
     models = [target] if draft is None else [target, draft]
-    caches = list(target.model.description.caches)
+    more: list[CacheSpec] = []
     for name in dict.fromkeys(drafters.values()):
-        caches += drafter_caches(name, config, target, draft if name == "draft-model" else None)
+        more += drafter_caches(name, config, target, draft if name == "draft-model" else None)
+    caches = [*target.model.description.caches, *more]
     plan, longest = make_plan(caches, config, target, depths[config])
     return Blueprint(
         model=model,
         description=target.model.description,
-        caches=caches,
+        more=more,
         plan=plan,
+        memory=config.memory,
         max_model_len=longest,
         drafter=drafters[config],
         weight_bytes=sum(each.weight_bytes for each in models),
@@ -316,9 +308,3 @@ def locate_config(model: str, revision: str | None, progress: Progress) -> Path:
             f"{revision or 'main'}) could not be fetched from the hub: "
             f"{type(error).__name__}: {reason}"
         ) from None
-
-
-def _runs(layers: Sequence[str]) -> str:
-    """Layers for people: "30 x full", "full, window 128, full, window 128"."""
-    runs = [(kind, len(list(same))) for kind, same in groupby(layers)]
-    return ", ".join(kind if count == 1 else f"{count} x {kind}" for kind, count in runs)

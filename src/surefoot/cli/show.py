@@ -16,6 +16,7 @@ from rich.table import Table
 _PAPER_WIDTH = 120
 """Columns of a table that goes to a file or a pipe."""
 _PERCENT = re.compile(r"(.*): (\d+)%")
+_NUMBER = re.compile(r"[\d,.]*")
 
 
 class Screen:
@@ -54,7 +55,8 @@ class Screen:
         Args:
             title: above it; may be empty.
             columns: their heads.
-            rows: as many cells each as there are columns; floats are rounded for reading.
+            rows: as many cells each as there are columns; floats are rounded for reading. In a
+                column of numbers a cell may be empty, or a number as it is to be read.
         """
         table = Table(
             title=title or None,
@@ -66,7 +68,7 @@ class Screen:
             padding=(0, 1, 0, 0),
         )
         for index, head in enumerate(columns):
-            numeric = all(isinstance(row[index], int | float) for row in rows)
+            numeric = all(_is_number(row[index]) for row in rows)
             table.add_column(head, justify="right" if numeric else "left", overflow="fold")
         for row in rows:
             table.add_row(*(_cell(value) for value in row))
@@ -125,6 +127,12 @@ def bytes_text(count: int) -> str:
         value /= 1024
         units.pop(0)
     return f"{count} bytes" if units[0] == "bytes" else f"{value:.1f} {units[0]}"
+
+
+def _is_number(value: object) -> bool:
+    if isinstance(value, str):
+        return _NUMBER.fullmatch(value) is not None
+    return isinstance(value, int | float)
 
 
 def _cell(value: object) -> str:

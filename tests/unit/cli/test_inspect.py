@@ -21,6 +21,10 @@ KEYS = {
     "slots",
     "points",
     "bytes",
+    "per_token",
+    "per_request",
+    "plan",
+    "longest_request",
     "request_state",
     "backend",
     "capabilities",
@@ -44,7 +48,14 @@ def test_json_from_a_config_alone(surefoot: Run, config_only: Path) -> None:
     # Two heads of eight numbers, keys and values, four bytes each, one layer of either kind.
     entry = 2 * 8 * 2 * 4
     assert done.json["caches"] == [
-        {"name": "kv", "kind": "paged", "ratio": 1, "bytes_per_token": entry},
+        {
+            "name": "kv",
+            "kind": "paged",
+            "ratio": 1,
+            "bytes_per_token": entry,
+            "formula": "1 layer x (2 x 8 + 2 x 8) float32",
+            "numbers": entry // 4,
+        },
         {
             "name": "window",
             "kind": "ring",
@@ -52,6 +63,8 @@ def test_json_from_a_config_alone(surefoot: Run, config_only: Path) -> None:
             "bytes_per_request": entry * (8 + 3 + 1),
             "bytes_per_point": entry * 8,
             "columns": 8 + 3 + 1,
+            "formula": "1 layer x (2 x 8 + 2 x 8) float32 x 12 columns",
+            "numbers": entry // 4 * (8 + 3 + 1),
         },
     ]
     assert done.json["draft_head"] is None
@@ -104,7 +117,7 @@ def test_the_tables(surefoot: Run, config_only: Path) -> None:
         "MistralForCausalLM",
         "full, window 8",
         "none, up to 0 tokens",
-        "128 a token",
+        "1 layer x (2 x 8 + 2 x 8) float32",
         "max draft tokens",
     ):
         assert words in done.out

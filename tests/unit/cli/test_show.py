@@ -48,6 +48,15 @@ def test_a_table_rounds_and_aligns(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[3:] == ["a     1.235", "b     123.5"]
 
 
+def test_numbers_as_they_are_to_be_read_align_too(capsys: pytest.CaptureFixture[str]) -> None:
+    Screen().table("", ("what", "bytes"), [("a", "1,234"), ("b", ""), ("c", 7)])
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == "what  bytes"
+    assert lines[2:] == ["a     1,234", "b", "c         7"]
+    Screen().table("", ("what",), [("1,234",), ("many",)])
+    assert capsys.readouterr().out.splitlines()[2].startswith("1,234")
+
+
 def test_a_table_in_a_file_is_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
     Screen().table("", ("a", "b"), [("x" * 50, "y" * 50)])
     assert "x" * 50 + "  " + "y" * 50 in capsys.readouterr().out

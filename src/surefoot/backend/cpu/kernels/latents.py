@@ -1,6 +1,7 @@
 """Compressed entries, the choice among them, and attention over them and a window.
 
-A token's keys are laid out first: its window, then the entries it looks at. All heads read them.
+A token's keys are its window, which is laid out first, and the entries it looks at, which are read
+where they lie: what a step needs besides its tensors hardly grows with the context.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from surefoot.backend.cpu.kernels.compile import kernel, part
 
 _ZERO = np.float32(0)
 _ONE = np.float32(1)
+_LOWEST = np.float32(-np.inf)
 
 
 @part
@@ -114,26 +116,67 @@ def compress(
 
 
 @part
-def _best(scores: Floats, chosen: Integers) -> None:
-    """The indices of the greatest scores, the lowest among equals; ascending, then -1."""
-    count, held = chosen.shape[0], 0
-    if scores.shape[0] <= count:
-        for index in range(scores.shape[0]):
-            chosen[index] = index
-        held = scores.shape[0]
-    else:
-        ordered = np.sort(scores)
-        least = ordered[scores.shape[0] - count]
-        equal = count
-        for index in range(scores.shape[0]):
-            equal -= scores[index] > least
-        for index in range(scores.shape[0]):
-            if scores[index] > least or (scores[index] == least and equal > 0):
-                equal -= scores[index] == least
-                chosen[held] = index
+def _keep_best(scores: Floats, numbers: Integers, count: int) -> tuple[int, np.float32]:
+    """Move the `count` best of some candidates to the front.
+
+    They come in the order of their numbers and stay in it; the lowest is the best among equals.
+
+    Returns:
+        How many were kept, `count` if all scores are numbers, and the least of their scores.
+    """
+    rank = scores.shape[0] - count
+    least = np.partition(scores, rank)[rank]
+    equal, kept = count, 0
+    for i in range(scores.shape[0]):
+        equal -= scores[i] > least
+    for i in range(scores.shape[0]):
+        if scores[i] > least or (scores[i] == least and equal > 0):
+            equal -= scores[i] == least
+            scores[kept], numbers[kept] = scores[i], numbers[i]
+            kept += 1
+    return kept, least
+
+
+@part
+def _choose(
+    q: Floats,
+    weights: Floats,
+    pool: Floats,
+    table: Integers,
+    seen: int,
+    scores: Floats,
+    numbers: Integers,
+) -> None:
+    """Put the best of the first `seen` entries, half as many as there is room for, to the front.
+
+    Entries are scored one after another. One that is better than the least of the best so far is a
+    candidate, and when there is no room for more, the worse half of them goes. So most entries cost
+    one comparison, and the room does not grow with the context.
+
+    Args:
+        q: [H, D].
+        weights: [H].
+        pool: [pages, P / ratio, D].
+        table: of the row.
+        seen: entries, more than half as many as there is room for.
+        scores: [room] of the candidates.
+        numbers: [room] of the candidates.
+    """
+    share, count = pool.shape[1], scores.shape[0] // 2
+    held, least = 0, _LOWEST
+    for begin in range(0, seen, share):
+        page = pool[table[begin // share]]
+        for offset in range(min(share, seen - begin)):
+            score, key = _ZERO, page[offset]
+            for head in range(q.shape[0]):
+                score += weights[head] * max(dot(q[head], key), _ZERO)
+            if held < count or score > least:
+                scores[held], numbers[held] = score, begin + offset
                 held += 1
-    for place in range(held, count):
-        chosen[place] = -1
+                if held == scores.shape[0]:
+                    held, least = _keep_best(scores, numbers, count)
+    if held > count:
+        _keep_best(scores[:held], numbers[:held], count)
 
 
 @kernel("void(f4[:,:,::1],f4[:,::1],f4[:,:,::1],i8,i8[:,::1],i8[::1],i8[:,::1])")
@@ -155,21 +198,22 @@ def choose_entries(
         ratio: tokens of an entry.
         tables: see compress.
         pages: the page tables one after the other.
-        chosen: [T, count], written to.
+        chosen: [T, n], written to.
     """
-    share = pool.shape[1]
+    most = chosen.shape[1]
+    scores, numbers = np.empty(2 * most, np.float32), np.empty(2 * most, np.int64)
     for row in range(tables.shape[0]):
         start, count, first, _, begins = tables[row]
-        scores = np.empty((first + count) // ratio, np.float32)
+        table = pages[begins:]
         for i in range(count):
             token, seen = start + i, (first + i + 1) // ratio
-            for number in range(seen):
-                key = pool[pages[begins + number // share], number % share]
-                total = _ZERO
-                for head in range(q.shape[1]):
-                    total += weights[token, head] * max(dot(q[token, head], key), _ZERO)
-                scores[number] = total
-            _best(scores[:seen], chosen[token])
+            if seen > most:
+                _choose(q[token], weights[token], pool, table, seen, scores, numbers)
+            for place in range(most):
+                if seen > most:
+                    chosen[token, place] = numbers[place]
+                else:
+                    chosen[token, place] = place if place < seen else -1
 
 
 @part
@@ -180,28 +224,94 @@ def _lay_out(own: Floats, ring: Floats, row: Integers, low: int, keys: Floats) -
 
 
 @part
-def _attend(
-    q: Floats, keys: Floats, sinks: Floats, scale: np.float32, scores: Floats, out: Floats
+def _find(numbers: Integers, table: Integers, share: int, places: Integers) -> int:
+    """Where entries lie that are counted from the first one of all pages; how many there are."""
+    found = 0
+    for j in range(places.shape[0]):
+        number = numbers[j]
+        if number >= 0:
+            places[found] = table[number // share] * share + number % share
+            found += 1
+    return found
+
+
+@part
+def _accumulate_placed(
+    a: Floats, b: Floats, entries: Floats, places: Integers, out: Floats
 ) -> None:
-    """Attention of one token: q [H, D], keys [n, D], scores [2, n], out [H, D]."""
-    heads = q.shape[0]
+    """See accumulate_two; row j is entries[places[j]]."""
+    size, count = out.shape[1], places.shape[0]
+    first, second = out[0], out[1]
+    whole = count // 4 * 4
+    for j in range(0, whole, 4):
+        a0, a1, a2, a3 = a[j], a[j + 1], a[j + 2], a[j + 3]
+        b0, b1, b2, b3 = b[j], b[j + 1], b[j + 2], b[j + 3]
+        r0, r1 = entries[places[j]], entries[places[j + 1]]
+        r2, r3 = entries[places[j + 2]], entries[places[j + 3]]
+        for d in range(size):
+            w, x, y, z = r0[d], r1[d], r2[d], r3[d]
+            first[d] = first[d] + a0 * w + a1 * x + a2 * y + a3 * z
+            second[d] = second[d] + b0 * w + b1 * x + b2 * y + b3 * z
+    for j in range(whole, count):
+        a0, b0, r0 = a[j], b[j], entries[places[j]]
+        for d in range(size):
+            first[d] = first[d] + a0 * r0[d]
+            second[d] = second[d] + b0 * r0[d]
+
+
+@part
+def _weigh(
+    query: Floats, keys: Floats, entries: Floats, places: Integers, sink: np.float32, scores: Floats
+) -> np.float32:
+    """Turn the scores of a query [D] with keys, and then with entries, into weights; their sum."""
+    held, count = keys.shape[0], keys.shape[0] + places.shape[0]
+    for j in range(held):
+        scores[j] = dot(query, keys[j])
+    for j in range(held, count):
+        scores[j] = dot(query, entries[places[j - held]])
+    top = max(greatest(scores, 0, count), sink)
+    for j in range(count):
+        scores[j] = exp(scores[j] - top)
+    return np.float32(sum_of(scores[:count]) + exp(sink - top))
+
+
+@part
+def _attend(
+    q: Floats,
+    keys: Floats,
+    entries: Floats,
+    places: Integers,
+    sinks: Floats,
+    scale: np.float32,
+    scores: Floats,
+    out: Floats,
+) -> None:
+    """Attention of one token.
+
+    Args:
+        q: [H, D].
+        keys: [n, D] of the window.
+        entries: [pages * P / ratio, D] of all pages.
+        places: [m] where those lie that are looked at.
+        sinks: [H].
+        scale: factor on the other scores.
+        scores: [2, n + m] or longer, written to.
+        out: [H, D].
+    """
+    heads, held, count = q.shape[0], keys.shape[0], keys.shape[0] + places.shape[0]
     query = np.empty(q.shape[1], np.float32)
     sums = np.empty((2, q.shape[1]), np.float32)
     totals = np.empty(2, np.float32)
     for head in range(0, heads, 2):
         pair = min(2, heads - head)
-        scores[1] = _ZERO
+        scores[1, :count] = _ZERO
         sums[:] = _ZERO
         for i in range(pair):
             for d in range(query.shape[0]):
                 query[d] = q[head + i, d] * scale
-            for j in range(keys.shape[0]):
-                scores[i, j] = dot(query, keys[j])
-            top = max(greatest(scores[i], 0, keys.shape[0]), sinks[head + i])
-            for j in range(keys.shape[0]):
-                scores[i, j] = exp(scores[i, j] - top)
-            totals[i] = sum_of(scores[i]) + exp(sinks[head + i] - top)
-        accumulate_two(scores[0], scores[1], keys, sums)
+            totals[i] = _weigh(query, keys, entries, places, sinks[head + i], scores[i])
+        accumulate_two(scores[0, :held], scores[1, :held], keys, sums)
+        _accumulate_placed(scores[0, held:], scores[1, held:], entries, places, sums)
         for i in range(pair):
             factor = _ONE / totals[i]
             for d in range(query.shape[0]):
@@ -245,25 +355,25 @@ def attend_latents(
         out: [T, H, D].
     """
     size, share = own.shape[1], pool.shape[1]
+    entries = pool.reshape(pool.shape[0] * share, size)
     for row in range(slots.shape[0]):
         start, count, first, least, _ = slots[row]
-        begins = tables[row, 4]
+        table = pages[tables[row, 4] :]
         most = (first + count) // ratio if ratio else 0
-        if chosen.shape[0]:
+        some = chosen.shape[0] > 0
+        if some:
             most = min(most, chosen.shape[1])
-        keys = np.empty((window + most, size), np.float32)
-        scores = np.empty((2, window + most), np.float32)
+        keys = np.empty((min(window, first + count), size), np.float32)
+        scores = np.empty((2, keys.shape[0] + most), np.float32)
+        places = np.empty(most, np.int64)
+        if not some:
+            _find(np.arange(most), table, share, places)
         for i in range(count):
             token, position = start + i, first + i
             low = max(least, position + 1 - window)
             held = position + 1 - low
             _lay_out(own, ring, slots[row], low, keys[:held])
-            seen = (position + 1) // ratio if ratio else 0
-            if chosen.shape[0]:
-                seen = min(seen, chosen.shape[1])
-            for j in range(seen):
-                number = chosen[token, j] if chosen.shape[0] else j
-                if number >= 0:
-                    copy(pool[pages[begins + number // share], number % share], keys[held])
-                    held += 1
-            _attend(q[token], keys[:held], sinks, scale, scores[:, :held], out[token])
+            seen = min(most, (position + 1) // ratio) if ratio else 0
+            if some:
+                seen = _find(chosen[token], table, share, places[:seen])
+            _attend(q[token], keys[:held], entries, places[:seen], sinks, scale, scores, out[token])
