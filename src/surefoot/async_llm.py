@@ -20,10 +20,11 @@ from surefoot.engine.engine import Engine
 from surefoot.engine.models import Progress, silent
 from surefoot.engine.rows import Emission
 from surefoot.errors import EngineClosedError, PromptError, SettingError
-from surefoot.llm import LLM, Message, Prompt
+from surefoot.llm import LLM, Prompt
 from surefoot.params import SamplingParams
 from surefoot.request import Request
 from surefoot.results import Completion, Piece
+from surefoot.text.messages import Message
 from surefoot.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)

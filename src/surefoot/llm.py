@@ -16,9 +16,9 @@ from surefoot.errors import PromptError, SettingError, TokenizerError
 from surefoot.params import SamplingParams
 from surefoot.request import Request
 from surefoot.results import Completion, Piece, Result, Speculation, Timing
+from surefoot.text.messages import Message
 
 Prompt = str | Sequence[int]
-Message = Mapping[str, object]
 
 _DEFAULTS_FROM_MODEL = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 

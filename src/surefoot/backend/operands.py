@@ -174,9 +174,15 @@ class Latents:
     window: int
 
 
+LEAST_SUM = 1e-20
+"""Added to a sum of experts' weights before it divides them."""
+
+
 @dataclass(frozen=True)
 class StreamGates:
-    """Coefficients of hyper-connections (arXiv 2409.19606, manifold-constrained form).
+    """Coefficients of hyper-connections, and the norm of what is read.
+
+    See arXiv 2409.19606; the mixing is kept doubly stochastic.
 
     Attributes:
         base: [n (n + 2)] float32.

@@ -11,9 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from surefoot.backend.operands import StreamGates
-
-_LEAST_SUM = 1e-20
+from surefoot.backend.operands import LEAST_SUM, StreamGates
 
 
 class PlainStreams(ABC):
@@ -58,7 +56,7 @@ class PlainStreams(ABC):
     def weigh_experts(self, scores: Tensor, choice: Tensor, scale: float) -> Tensor:
         """See Backend."""
         chosen = _sqrt_softplus(scores.gather(1, choice))
-        return chosen / (_total(chosen.unbind(1)) + _LEAST_SUM)[:, None] * scale
+        return chosen / (_total(chosen.unbind(1)) + LEAST_SUM)[:, None] * scale
 
 
 def _gate(x: Tensor, gates: StreamGates) -> tuple[Tensor, Tensor, Tensor]:

@@ -167,12 +167,12 @@ class Backend(Protocol):
         ...
 
     def weigh_experts(self, scores: Tensor, choice: Tensor, scale: float) -> Tensor:
-        """Weights of chosen experts: their sqrt(log(1 + e^score)), brought to the sum `scale`.
+        """Weights of chosen experts: sqrt(log(1 + e^score)) / (their sum + LEAST_SUM) * scale.
 
         Args:
             scores: [T, E] float32.
             choice: [T, n] int64 ids.
-            scale: sum of a token's weights.
+            scale: what a token's weights add up to, unless all are next to nothing.
 
         Returns:
             [T, n] float32.
@@ -187,8 +187,9 @@ class Backend(Protocol):
         Args:
             streams: [T, n, d].
             products: [T, n (n + 2)] float32, of the streams as one vector: n numbers for what is
-                read, n for what is written, and n rows of n for the mixing. They become those of
-                the normed vector, divided by the root of its mean square + norm_eps.
+                read, n for what is written, and n rows of n for the mixing. Before use they are
+                divided by sqrt(mean square of that vector + norm_eps), which makes them products
+                of the normed vector.
             gates: how they become coefficients.
 
         Returns:

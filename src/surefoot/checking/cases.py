@@ -29,25 +29,26 @@ class Amount:
     """How much is checked.
 
     Attributes:
-        new_tokens: most new tokens of a request.
+        new_tokens: most new tokens of a request whose answer is not long.
         tokens: how many to compare at least; None runs one round of cases.
         seed: decides cases, noise, spoilt drafts and moments of pre-emption.
-        long_tokens: new tokens of the few long answers; 0 for none.
+        long_tokens: new tokens of the few long answers, 0 for none; None goes by the model.
     """
 
     new_tokens: int = 24
     tokens: int | None = None
     seed: int = 0
-    long_tokens: int = 0
+    long_tokens: int | None = None
 
-    def of(self, ask: Ask) -> int:
+    def new_tokens_of(self, ask: Ask) -> int:
         """Most new tokens of a request."""
-        return self.long_tokens if ask.long and ask.turn == 0 else self.new_tokens
+        long = ask.long and ask.turn == 0
+        return self.long_tokens if long and self.long_tokens else self.new_tokens
 
     @property
-    def most(self) -> int:
+    def longest(self) -> int:
         """New tokens of the longest answer."""
-        return max(self.new_tokens, self.long_tokens)
+        return max(self.new_tokens, self.long_tokens or 0)
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class Ask:
         sampling: one of SAMPLINGS.
         seed: of the sampling noise.
         turn: 1 continues the plain answer of turn 0.
-        long: the answer is long, and does not end before.
+        long: turn 0 has a long answer; end tokens are ignored in both turns.
     """
 
     prompt: int

@@ -13,10 +13,15 @@ from surefoot.engine.assemble import drafter_caches, make_plan
 from surefoot.engine.engine import Engine
 from surefoot.engine.models import LoadedModel
 from surefoot.errors import PromptError
+from surefoot.model.model import Description
 from surefoot.request import Request
+from surefoot.state.spec import Paged
 
 SAID_BETWEEN = 3
 """Tokens between the answer of one turn and that of the next."""
+
+LONG_ENTRIES = 12
+"""Entries of the largest ratio that a long answer makes."""
 
 _SCARCE_SHARE = 0.5
 _SMALL_STEP = 64
@@ -36,7 +41,13 @@ class Models:
 
 
 class Engines:
-    """Makes engines that share the models and the context length."""
+    """Makes engines that share the models and the context length.
+
+    Attributes:
+        models: what is checked.
+        amount: how much is checked, long answers settled.
+        longest: tokens of the longest context.
+    """
 
     def __init__(
         self, models: Models, config: EngineConfig, prompts: Sequence[Prompt], amount: Amount
@@ -54,9 +65,11 @@ class Engines:
         """
         if not prompts:
             raise PromptError("is missing; give at least one")
-        self.models, self._prompts, self._amount = models, prompts, amount
+        if amount.long_tokens is None:
+            amount = replace(amount, long_tokens=_long_tokens(models.target.model.description))
+        self.models, self.amount, self._prompts = models, amount, prompts
         # A second turn has the first one's answer in its prompt.
-        answers = amount.most + amount.new_tokens + SAID_BETWEEN
+        answers = amount.longest + amount.new_tokens + SAID_BETWEEN
         longest = max(len(prompt.tokens) for prompt in prompts) + answers
         known = config.max_model_len or models.target.model.description.max_positions
         self.longest = min(longest, known)
@@ -64,11 +77,11 @@ class Engines:
 
     def asks(self, case: Case) -> list[Ask]:
         """The requests of a case."""
-        return case.asks(len(self._prompts), self._amount.long_tokens > 0)
+        return case.asks(len(self._prompts), bool(self.amount.long_tokens))
 
     def follow_ups(self, case: Case) -> list[Ask]:
         """The next turns of some of them."""
-        return case.follow_ups(len(self._prompts), self._amount.long_tokens > 0)
+        return case.follow_ups(len(self._prompts), bool(self.amount.long_tokens))
 
     def submit(self, engine: Engine, ask: Ask, tokens: Sequence[int]) -> Request:
         """Hand a request whose prompt is `tokens` to one of the engines.
@@ -76,7 +89,7 @@ class Engines:
         Raises:
             PromptError: its prompt has no room for a new token.
         """
-        return engine.submit(tokens, ask.params(tokens, self._amount.of(ask)))[0]
+        return engine.submit(tokens, ask.params(tokens, self.amount.new_tokens_of(ask)))[0]
 
     def plain(self, batch: int) -> Engine:
         """No drafter, no prefix cache, every prompt in one piece, `batch` requests at a time."""
@@ -140,5 +153,16 @@ class Engines:
 
     def _pages(self, ask: Ask, page_tokens: int) -> int:
         """How many pages a request fills in the end."""
-        tokens = len(self._prompts[ask.prompt].tokens) + self._amount.of(ask)
+        tokens = len(self._prompts[ask.prompt].tokens) + self.amount.new_tokens_of(ask)
         return -(-tokens // page_tokens)
+
+
+def _long_tokens(description: Description) -> int:
+    """New tokens of long answers, if the model joins tokens to entries.
+
+    Entries that stand for many tokens are few in a short answer, and choosing among them leaves
+    none out.
+    """
+    ratios = [cache.ratio for cache in description.caches if isinstance(cache, Paged)]
+    ratio = max(ratios, default=1)
+    return LONG_ENTRIES * ratio if ratio > 1 else 0

@@ -109,7 +109,7 @@ class Checker:
     def _most_tokens(self, cases: Sequence[Case]) -> int:
         engines = self._engines
         asked = (ask for case in cases for ask in (*engines.asks(case), *engines.follow_ups(case)))
-        return sum(map(self._amount.of, asked))
+        return sum(map(engines.amount.new_tokens_of, asked))
 
     def _case(self, case: Case) -> CaseReport:
         """Run a case, one turn and then, in the same engine, the next."""

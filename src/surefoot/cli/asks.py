@@ -14,8 +14,7 @@ from surefoot.cli.flags import flag, switch
 from surefoot.cli.options import json_object, read_bias
 from surefoot.errors import PromptError, SettingError
 from surefoot.params import SamplingParams
-
-Message = Mapping[str, object]
+from surefoot.text.messages import Message
 
 _SAMPLING_KEYS = frozenset(field.name for field in fields(SamplingParams))
 _CONTENT_KEYS = ("prompt", "messages")

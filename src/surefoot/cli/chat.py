@@ -12,7 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 from surefoot.cli.answers import typing, warn_of_failures
-from surefoot.cli.asks import Ask, Message
+from surefoot.cli.asks import Ask
 from surefoot.cli.flags import flag
 from surefoot.cli.options import (
     DEFAULT_MODEL,
@@ -27,6 +27,7 @@ from surefoot.cli.report import summary
 from surefoot.cli.show import Screen
 from surefoot.errors import SettingError, SurefootError, TokenizerError
 from surefoot.params import SamplingParams
+from surefoot.text.messages import Message
 
 if TYPE_CHECKING:
     from surefoot.cli.session import Session

@@ -48,13 +48,16 @@ class CheckOptions:
         int | None, flag("Repeat and cut each prompt to this many tokens.", convert=whole)
     ] = None
     new_tokens: Annotated[
-        int | None, flag("Most new tokens of each request.", _USUAL.new_tokens, convert=whole)
+        int | None,
+        flag(
+            "Most new tokens of each request but the long ones.", _USUAL.new_tokens, convert=whole
+        ),
     ] = None
     long_tokens: Annotated[
         int | None,
         flag(
             "New tokens of the few long answers, 0 for none. By default a model that joins tokens "
-            "to entries writes 12 times the longest window of them, others none.",
+            "to entries makes 12 of its largest ones, and others answer nothing at length.",
             convert=whole,
         ),
     ] = None
@@ -82,7 +85,7 @@ class CheckOptions:
             raise SettingError("seed", f"must be from 0 to {MAX_SEED}, not {seed}")
         if self.long_tokens is not None and self.long_tokens < 0:
             raise SettingError("long_tokens", f"must be at least 0, not {self.long_tokens}")
-        return Amount(self.new_tokens or _USUAL.new_tokens, self.tokens, seed)
+        return Amount(self.new_tokens or _USUAL.new_tokens, self.tokens, seed, self.long_tokens)
 
 
 _CHECK_DEFAULTS = CheckOptions()
@@ -109,15 +112,7 @@ def check(
     # The model's side loads torch, which --help and a mistyped flag need not wait for.
     from surefoot.cli.check_run import Ordered, run_check
 
-    ordered = Ordered(
-        model,
-        config,
-        wanted,
-        amount,
-        options.long_tokens,
-        options.prompts,
-        options.prompt_tokens,
-    )
+    ordered = Ordered(model, config, wanted, amount, options.prompts, options.prompt_tokens)
     report = run_check(ordered, screen)
     if json:
         screen.json(report.as_json())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
@@ -21,10 +21,6 @@ from surefoot.config import EngineConfig, make_config
 from surefoot.engine.assemble import resolve_drafter
 from surefoot.engine.models import LoadedModel, load, load_draft
 from surefoot.errors import PromptError, SettingError
-from surefoot.model.model import Description
-from surefoot.state.spec import Paged
-
-_WINDOWS = 12
 
 
 @dataclass(frozen=True)
@@ -35,8 +31,7 @@ class Ordered:
         model: what to load.
         config: settings that all cases share.
         wanted: what the cases shall range over.
-        amount: how much is checked, but for long answers.
-        long_tokens: new tokens of the long answers; None goes by the model.
+        amount: how much is checked.
         prompts: JSONL file; None takes the built-in prompts.
         prompt_tokens: length of every prompt; None leaves them as they are.
     """
@@ -45,7 +40,6 @@ class Ordered:
     config: EngineConfig
     wanted: Wanted
     amount: Amount
-    long_tokens: int | None
     prompts: Path | None
     prompt_tokens: int | None
 
@@ -65,23 +59,9 @@ def run_check(ordered: Ordered, screen: Screen) -> Report:
     _refuse_absent(ordered.wanted.drafters, target)
     scope = ordered.wanted.over(_drafters(target, draft))
     prompts = _prompts(ordered, target)
-    planned = replace(ordered.amount, long_tokens=_long_tokens(ordered, target.model.description))
     with _progress() as watch:
-        checker = Checker(Models(target, draft), config, prompts, planned, watch)
+        checker = Checker(Models(target, draft), config, prompts, ordered.amount, watch)
         return checker.run(scope)
-
-
-def _long_tokens(ordered: Ordered, description: Description) -> int:
-    """New tokens of the long answers.
-
-    Entries that stand for many tokens are few in a short answer, and choosing among them leaves
-    none out.
-    """
-    if ordered.long_tokens is not None:
-        return ordered.long_tokens
-    ratios = [cache.ratio for cache in description.caches if isinstance(cache, Paged)]
-    joined = max(ratios, default=1)
-    return _WINDOWS * joined if joined > 1 else 0
 
 
 def _refuse_absent(drafters: Sequence[str], target: LoadedModel) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -40,34 +39,17 @@ from surefoot.model.model import Description, DraftHead
 from surefoot.state.pool import Pools
 from surefoot.state.spec import CacheSpec, Paged, Part, Ring
 from surefoot.step import Batch
-from surefoot.text.dsml import EFFORTS, PREVIEW_EFFORTS, DsmlFormat
-from surefoot.text.messages import ChatFormat
 from surefoot.weights.load import TensorTaker
 
-__all__ = ["ARCHITECTURES", "LatentModel", "MtpHead", "chat_format", "describe"]
+__all__ = ["ARCHITECTURES", "LatentModel", "MtpHead", "describe"]
 
 _MTP = "mtp"
-_ENCODER = "encoding/encoding_dsv4.py"
 
 
 def describe(config: Mapping[str, object], dtype: str, prefix: str) -> Description:
     """What the config tells; cache names start with `prefix`, entries have `dtype`."""
     known = read_config(config)
     return _describe(known, dtype, prefix, known.promises_mtp)
-
-
-def chat_format(path: Path) -> ChatFormat:
-    """How a checkpoint writes conversations; no release brings a template.
-
-    They differ in the levels of effort. The release's own encoder tells which ones it has; it is
-    searched for a name, never run. Where it is absent the levels are those of the preview, whose
-    one text all releases share.
-    """
-    try:
-        source = (path / _ENCODER).read_text("utf-8", errors="replace")
-    except OSError:
-        source = ""
-    return DsmlFormat(EFFORTS if "REASONING_EFFORT_PROMPTS" in source else PREVIEW_EFFORTS)
 
 
 def _describe(config: LatentConfig, dtype: str, prefix: str, mtp: bool) -> Description:

@@ -55,7 +55,7 @@ class LatentTensors:
         return self.backend.pack_linear(self.weight(name, outputs, inputs), None)
 
     def connection(self, name: str, norm: str) -> HyperConnection:
-        """The hyper-connection whose tensors start with `name`, and the norm named so."""
+        """The hyper-connection whose tensors start with `name`; `norm` is its input's norm."""
         sizes = self.config.streams
         return HyperConnection(
             product=self._streams_product(name + "fn", sizes.gates),

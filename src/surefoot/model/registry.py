@@ -8,7 +8,7 @@ from pathlib import Path
 
 from surefoot.backend.protocol import Backend
 from surefoot.errors import ModelError
-from surefoot.model import deepseek_v4, llama, qwen3_5
+from surefoot.model import deepseek_v4, deepseek_v4_chat, llama, qwen3_5
 from surefoot.model.model import ConfigReader, Description, Model
 from surefoot.text.messages import ChatFormat
 from surefoot.weights.load import TensorTaker
@@ -32,7 +32,12 @@ class Family:
 
 
 _DENSE = Family(llama.describe, llama.LlamaModel, draft_heads=())
-_LATENT = Family(deepseek_v4.describe, deepseek_v4.LatentModel, ("mtp",), deepseek_v4.chat_format)
+_LATENT = Family(
+    deepseek_v4.describe,
+    deepseek_v4.LatentModel,
+    draft_heads=("mtp",),
+    chat_format=deepseek_v4_chat.chat_format,
+)
 _HYBRID = Family(qwen3_5.describe, qwen3_5.HybridModel, draft_heads=("mtp",))
 
 FAMILIES: Mapping[str, Family] = {

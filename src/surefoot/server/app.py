@@ -12,7 +12,6 @@ from fastapi.responses import JSONResponse
 from surefoot import __version__
 from surefoot.async_llm import AsyncLLM, AsyncStream
 from surefoot.errors import EngineClosedError, PromptError
-from surefoot.llm import Message
 from surefoot.params import SamplingParams
 from surefoot.server.gate import LIMITS, Gate, Limits
 from surefoot.server.refusals import (
@@ -36,6 +35,7 @@ from surefoot.server.shapes import (
     usage_entry,
 )
 from surefoot.server.stream import DONE, EventStream, event, unless_gone
+from surefoot.text.messages import Message
 
 
 def make_app(

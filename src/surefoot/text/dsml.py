@@ -2,8 +2,7 @@
 
     <begin>system<User>question<Assistant><think>reasoning</think>answer<end><User>...
 
-It is DeepSeek V4's, as `encoding/encoding_dsv4.py` of the release defines it, for messages in
-OpenAI's form:
+Messages come in OpenAI's form:
 
 * A system message has no mark. Tools are described at the end of the first message if that is
   the system's or a developer's, else before all of them.
@@ -13,7 +12,7 @@ OpenAI's form:
 * With thinking, answers before the last question are written as if without, unless there are
   tools. But for this, a prompt begins with the one before it and its answer.
 
-What the release has beyond that, for services of its own, is left out: the latest_reminder role,
+What the format has beyond that, for services of its vendor, is left out: the latest_reminder role,
 tasks (marks for titles, search queries and the like), and response_format.
 """
 
@@ -57,29 +56,6 @@ _TOOLS_END = (
     "\n\nYou MUST strictly follow the above defined tool name and parameter schemas to invoke "
     "tool calls.\n"
 )
-_ABSOLUTE = (
-    "Reasoning Effort: Absolute maximum with no shortcuts permitted.\n"
-    "You MUST be very thorough in your thinking and comprehensively decompose the problem to "
-    "resolve the root cause, rigorously stress-testing your logic against all potential paths, "
-    "edge cases, and adversarial scenarios.\n"
-    "Explicitly write out your entire deliberation process, documenting every intermediate step, "
-    "considered alternative, and rejected hypothesis to ensure absolutely no assumption is left "
-    "unchecked.\n\n"
-)
-_BEYOND = (
-    "Reasoning Effort: Beyond maximum — exhaustive, relentless, and uncompromising.\n"
-    "You MUST reason with the utmost depth and rigor, leaving absolutely nothing to chance: "
-    "exhaustively decompose the problem into its most fundamental components, trace every causal "
-    "chain to its root, and resolve the underlying cause rather than any surface symptom.\n"
-    "Do not stop reasoning until you have independently verified the solution from multiple "
-    "angles and are certain that no assumption remains unchecked and no error remains "
-    "undiscovered.\n\n"
-)
-
-PREVIEW_EFFORTS: Mapping[str, str] = {"high": "", "max": _ABSOLUTE}
-"""What the first releases begin a thinking prompt with, by the level of effort."""
-EFFORTS: Mapping[str, str] = {"low": "", "high": _ABSOLUTE, "max": _BEYOND}
-"""The same of the releases since July 2026."""
 
 
 class DsmlFormat:

@@ -56,14 +56,7 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
     ) -> str:
-        """The text of a conversation.
-
-        Args:
-            messages: plain data; each has a "role" and mostly a "content". Keys whose value is
-                None count as absent.
-            variables: further ones of the template, e.g. `tools` or `enable_thinking`; they win
-                over special tokens of the same name, but not over the two other arguments.
-            add_generation_prompt: end with the header of the answer that is to be generated.
+        """See ChatFormat; variables win over special tokens of the same name.
 
         Raises:
             PromptError: the messages are malformed, or the template rejects them; the message is

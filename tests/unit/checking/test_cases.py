@@ -107,7 +107,11 @@ def test_the_first_answer_of_some_cases_is_long() -> None:
     assert not any(ask.long for n in numbers for ask in case(number=n).asks(12))
     amount = Amount(new_tokens=8, long_tokens=90)
     first, *_, last = case(number=some[0]).asks(12, long=True)
-    assert (amount.of(first), amount.of(replace(first, turn=1)), amount.of(last)) == (90, 8, 8)
+    assert (
+        amount.new_tokens_of(first),
+        amount.new_tokens_of(replace(first, turn=1)),
+        amount.new_tokens_of(last),
+    ) == (90, 8, 8)
     assert first.params([1], 90).ignore_eos
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,16 +10,18 @@ from torch import Tensor
 
 from surefoot.backend.operands import Fold
 from surefoot.checking.cases import Amount, Scope
-from surefoot.checking.engines import Models
+from surefoot.checking.engines import LONG_ENTRIES, Models
 from surefoot.checking.prompts import Prompt
 from surefoot.checking.report import CaseReport, Report
 from surefoot.checking.run import Checker, Watch
 from surefoot.config import make_config
+from surefoot.engine.models import load
 from surefoot.errors import PromptError, SettingError
 from surefoot.model.model import Description, DraftHead, Model
 from surefoot.state.pool import Pools
 from surefoot.step import Batch
 from surefoot.testing.faults import padded, planted
+from surefoot.testing.tiny_latents import TinyLatentSizes, write_tiny_latents
 from tests.unit.checking.conftest import Check
 
 ALL = Scope(
@@ -91,6 +94,16 @@ def test_long_answers_are_compared_among_others(check: Check, models: Models) ->
     assert 0 < sum(case.longest == 90 for case in report.cases) < len(report.cases) / 2
     short = check(models, GREEDY, tokens=600)
     assert short.longest == 8
+
+
+def test_answers_are_long_where_the_model_joins_tokens(tmp_path: Path) -> None:
+    folder = write_tiny_latents(tmp_path, TinyLatentSizes(heavy_ratio=16))
+    target = load(str(folder), make_config())
+    prompts = [Prompt("one", [1, 2, 3]), Prompt("two", [4])]
+    checker = Checker(Models(target), make_config(), prompts, Amount(new_tokens=4))
+    report = checker.run(replace(GREEDY, batches=[1]))
+    assert report.passed, report.verdict()
+    assert report.longest == LONG_ENTRIES * 16
 
 
 def test_the_seed_decides_the_cases(check: Check, models: Models) -> None:

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from surefoot.cli.asks import Message
 from surefoot.cli.chat import Talk, stopping
 from surefoot.cli.session import Session, WatchedEngine
 from surefoot.cli.show import Screen
@@ -12,6 +11,7 @@ from surefoot.config import EngineConfig
 from surefoot.engine.models import load
 from surefoot.errors import SettingError
 from surefoot.params import SamplingParams
+from surefoot.text.messages import Message
 from tests.unit.cli.commands import Run
 
 Say = Callable[[str], list[str]]

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from surefoot.errors import PromptError
-from surefoot.text.dsml import EFFORTS, PREVIEW_EFFORTS, DsmlFormat
+from surefoot.model.deepseek_v4_chat import EFFORTS, PREVIEW_EFFORTS
+from surefoot.text.dsml import DsmlFormat
 from surefoot.text.messages import ChatFormat, Message
 
 BEGIN, END = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"

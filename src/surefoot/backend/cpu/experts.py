@@ -26,10 +26,10 @@ class LimitedGated:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map [T, inputs] to [T, width]."""
-        return limited_gate(self.both(x), self.limit)
+        return _gated(self.both(x), self.limit)
 
 
-def limited_gate(both: Tensor, limit: float) -> Tensor:
+def _gated(both: Tensor, limit: float) -> Tensor:
     """silu(gate) * up of float32 [T, 2 I], cut off at the limit."""
     out = torch.empty(both.shape[0], both.shape[1] // 2)
     routed.limited_gate(both.numpy(), np.float32(limit), out.numpy())
@@ -41,25 +41,25 @@ class CompiledExperts:
     """See Experts; for float32. An expert's products see only the tokens that chose it.
 
     Attributes:
-        inner: of each expert, [T, hidden] to gate and up, [T, 2 I].
-        outer: of each expert, [T, I] to [T, hidden].
+        gate_up: of each expert, [T, hidden] to [T, 2 I].
+        down: of each expert, [T, I] to [T, hidden].
         limit: see Backend.pack_gated.
     """
 
-    inner: tuple[Linear, ...]
-    outer: tuple[Linear, ...]
+    gate_up: tuple[Linear, ...]
+    down: tuple[Linear, ...]
     limit: float
 
     def __call__(self, x: Tensor, choice: Tensor, weights: Tensor) -> Tensor:
         """See Experts."""
-        ends = np.empty(len(self.inner) + 1, np.int64)
+        ends = np.empty(len(self.gate_up) + 1, np.int64)
         places = np.empty(choice.shape, np.int64)
         entering = torch.empty(choice.numel(), x.shape[1])
         routed.enter_experts(x.numpy(), choice.numpy(), ends, places, entering.numpy())
         out = torch.empty(x.shape)
         bounds = ends.tolist()
-        between = limited_gate(_products(self.inner, entering, bounds), self.limit)
-        products = _products(self.outer, between, bounds)
+        between = _gated(_products(self.gate_up, entering, bounds), self.limit)
+        products = _products(self.down, between, bounds)
         routed.leave_experts(products.numpy(), places, weights.numpy(), out.numpy())
         return out
 

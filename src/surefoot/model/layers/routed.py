@@ -46,7 +46,7 @@ class TableChoice:
 
 @dataclass(frozen=True)
 class BiasedChoice:
-    """The best experts by score plus bias; `bias` is [experts] float32."""
+    """The best experts by Backend.choose_experts; `bias` is [experts] float32."""
 
     bias: Tensor
     chosen: int
@@ -58,7 +58,7 @@ class BiasedChoice:
 
 @dataclass(frozen=True)
 class RoutedFeed:
-    """A token's experts, weighted by their scores, and the shared expert.
+    """A token's experts, weighted by Backend.weigh_experts, and the shared expert.
 
     Attributes:
         scale: factor on what the chosen experts put out.

@@ -6,10 +6,11 @@ import numpy as np
 
 from surefoot.backend.cpu.kernels.algebra import Floats, Integers, copy, silu
 from surefoot.backend.cpu.kernels.compile import kernel, part
+from surefoot.backend.operands import LEAST_SUM
 
 _ZERO = np.float32(0)
 _ONE = np.float32(1)
-_LEAST_SUM = np.float32(1e-20)
+_LEAST_SUM = np.float32(LEAST_SUM)
 
 
 @part

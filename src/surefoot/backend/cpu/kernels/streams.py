@@ -45,10 +45,12 @@ def _soften(mixing: Floats, eps: np.float32) -> None:
 
 
 @part
-def _gate(x: Floats, base: Floats, scale: Floats, shares: Floats, factors: Floats) -> None:
+def _gate(
+    x: Floats, base: Floats, scale: Floats, eps: np.float32, shares: Floats, factors: Floats
+) -> None:
     n = shares.shape[0]
     for j in range(n):
-        shares[j] = sigmoid(x[j] * scale[0] + base[j])
+        shares[j] = sigmoid(x[j] * scale[0] + base[j]) + eps
         factors[j] = _TWO * sigmoid(x[n + j] * scale[1] + base[n + j])
 
 
@@ -100,7 +102,7 @@ def enter_streams(
         factor = _ONE / np.sqrt(square / np.float32(n * size) + norm_eps)
         for i in range(x.shape[0]):
             x[i] = products[token, i] * factor
-        _gate(x, base, scale, shares, factors[token])
+        _gate(x, base, scale, eps, shares, factors[token])
         own = mixing[token]
         _mix(x[2 * n :], base[2 * n :], scale[2], own)
         _soften(own, eps)
@@ -108,8 +110,6 @@ def enter_streams(
         for _ in range(rounds - 1):
             _normalise_rows(own, eps)
             _normalise_rows(own.T, eps)
-        for j in range(n):
-            shares[j] += eps
         target = out[token]
         target[:] = _ZERO
         accumulate(shares, streams[token], target)
