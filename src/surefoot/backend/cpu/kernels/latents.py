@@ -11,6 +11,7 @@ import numpy as np
 from surefoot.backend.cpu.kernels.algebra import (
     Floats,
     Integers,
+    accumulate,
     accumulate_two,
     copy,
     dot,
@@ -138,6 +139,32 @@ def _keep_best(scores: Floats, numbers: Integers, count: int) -> tuple[int, np.f
 
 
 @part
+def _score_page(
+    q: Floats, weights: Floats, page: Floats, columns: Floats, fits: Floats, scores: Floats
+) -> None:
+    """Scores of a page's entries, all at once: sums over heads of weight * max(q . key, 0).
+
+    Args:
+        q: [H, D].
+        weights: [H].
+        page: [P / ratio, D]; what nobody has written yet gives a score that means nothing.
+        columns: [D, P / ratio], written to: the page turned.
+        fits: [P / ratio], written to.
+        scores: [P / ratio], written to.
+    """
+    for j in range(page.shape[0]):
+        for d in range(page.shape[1]):
+            columns[d, j] = page[j, d]
+    scores[:] = _ZERO
+    for head in range(q.shape[0]):
+        fits[:] = _ZERO
+        accumulate(q[head], columns, fits)
+        weight = weights[head]
+        for j in range(scores.shape[0]):
+            scores[j] = scores[j] + weight * max(fits[j], _ZERO)
+
+
+@part
 def _choose(
     q: Floats,
     weights: Floats,
@@ -149,7 +176,7 @@ def _choose(
 ) -> None:
     """Put the best of the first `seen` entries, half as many as there is room for, to the front.
 
-    Entries are scored one after another. One that is better than the least of the best so far is a
+    Entries are scored page by page. One that is better than the least of the best so far is a
     candidate, and when there is no room for more, the worse half of them goes. So most entries cost
     one comparison, and the room does not grow with the context.
 
@@ -163,13 +190,13 @@ def _choose(
         numbers: [room] of the candidates.
     """
     share, count = pool.shape[1], scores.shape[0] // 2
+    columns = np.empty((pool.shape[2], share), np.float32)
+    fits, whole = np.empty(share, np.float32), np.empty(share, np.float32)
     held, least = 0, _LOWEST
     for begin in range(0, seen, share):
-        page = pool[table[begin // share]]
+        _score_page(q, weights, pool[table[begin // share]], columns, fits, whole)
         for offset in range(min(share, seen - begin)):
-            score, key = _ZERO, page[offset]
-            for head in range(q.shape[0]):
-                score += weights[head] * max(dot(q[head], key), _ZERO)
+            score = whole[offset]
             if held < count or score > least:
                 scores[held], numbers[held] = score, begin + offset
                 held += 1
