@@ -3,7 +3,7 @@
 Three commands, in this order, each with --help:
 
   prepare   reads the text, keeps 3 % of its files back, trains the tokenizer   (10 seconds)
-  train     trains trunk and draft head; run it again to go on after a stop     (30-45 minutes)
+  train     trains trunk and draft head; run it again to go on after a stop     (about an hour)
   export    writes the folder that surefoot and transformers load, measures it
             and writes the model card from what was measured                    (5 minutes)
 
@@ -16,6 +16,10 @@ import argparse
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tools.train.schedule import Schedule
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -54,16 +58,23 @@ def train(options: argparse.Namespace) -> None:
     torch.set_flush_denormal(True)
     torch.set_num_threads(options.threads)
     recipe = RECIPES[options.model]
-    schedule = replace(
-        recipe.schedule,
-        steps=(options.steps, *options.head_steps),
-        batch=options.batch or recipe.schedule.batch,
-        seed=options.seed,
-    )
+    schedule = choose_schedule(options, recipe.schedule)
     corpus = text.load(options.work / "text")
     training = Training(options.work / options.model, corpus, recipe.make, schedule, say)
     pace = Pace(options.compile, options.save_every, stop_after=options.stop_after)
     say("done" if training.run(pace) else "stopped as asked; run it again to go on")
+
+
+def choose_schedule(options: argparse.Namespace, own: Schedule) -> Schedule:
+    """The model's own schedule, but for what the command line says."""
+    first = own.steps[:1] if options.steps is None else (options.steps,)
+    rounds = own.steps[1:] if options.head_steps is None else options.head_steps
+    return replace(
+        own,
+        steps=(*first, *rounds),
+        batch=own.batch if options.batch is None else options.batch,
+        seed=own.seed if options.seed is None else options.seed,
+    )
 
 
 def export(options: argparse.Namespace) -> None:
@@ -105,8 +116,6 @@ def build_parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--work", type=Path, default=Path("build/tiny"), help="folder for text and checkpoints"
         )
-        if name in ("prepare", "train"):
-            command.add_argument("--seed", type=int, default=0, help="of split, weights and order")
         if name != "prepare":
             command.add_argument("--model", choices=MODELS, default=MODELS[0], help="which one")
             command.add_argument("--threads", type=int, default=2, help="CPU threads")
@@ -125,6 +134,7 @@ def _add_prepare(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--library", type=Path, help="the standard library to read instead of this Python's"
     )
+    command.add_argument("--seed", type=int, default=0, help="of the split")
     command.add_argument("--vocabulary", type=int, default=4096, help="tokens of the tokenizer")
 
 
@@ -132,18 +142,20 @@ def _add_train(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--steps",
         type=int,
-        default=750,
-        help="steps of phase 1: trunk and head on the text; may change until rates fall, at 40 %%",
+        help="steps of phase 1, trunk and head on the text, if not the model's own; may change "
+        "until rates fall, at 40 %%",
     )
     command.add_argument(
         "--head-steps",
         type=int,
         nargs="+",
-        default=[260, 400],
-        help="steps of phase 2, the head alone on the trunk's distribution; several numbers are "
-        "rounds, and a finished run can be given a further one",
+        help="steps of phase 2, the head alone on the trunk's distribution, if not the model's "
+        "own; several numbers are rounds, and a finished run can be given a further one",
     )
     command.add_argument("--batch", type=int, help="windows per step, if not the model's own")
+    command.add_argument(
+        "--seed", type=int, help="of weights and order of windows, if not the model's own"
+    )
     command.add_argument("--save-every", type=int, default=150, help="steps between checkpoints")
     command.add_argument(
         "--stop-after", type=int, default=0, help="stop after so many steps in all; 0: never"

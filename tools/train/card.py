@@ -8,13 +8,15 @@ from string import Template
 from textwrap import fill
 from typing import Any
 
+from safetensors.torch import load_file
+
 from tools.train.evaluate import LONG_WINDOW, SHORT_WINDOW, TEMPERATURE
 from tools.train.export import write_sums
 from tools.train.recipes import find_recipe
 
 _WIDTH = 100
 _ABOUT = Template(
-    "A language model of $parameters million parameters in the $architecture, with a "
+    "A language model of $parameters million parameters in the $structure, with a "
     "multi-token-prediction (MTP) head. It was trained from random weights on Python source text, "
     "on two CPU cores, to try speculative decoding on $kind without a download. It writes text "
     "that looks like Python and means nothing. It answers no questions and is no help with code."
@@ -102,6 +104,12 @@ def write_card(folder: Path) -> None:
     write_sums(folder)
 
 
+def count_parameters(folder: Path) -> int:
+    """Numbers that were trained: tables of integers are no parameters."""
+    weights = load_file(folder / "model.safetensors").values()
+    return sum(tensor.numel() for tensor in weights if tensor.is_floating_point())
+
+
 _LEARNS = {
     1: "trunk and head, on the text",
     2: "the head alone, on the trunk's distribution 1, 2 and 3 tokens ahead",
@@ -111,7 +119,7 @@ _PROMPTS = {"prompts": "count", "prompt_tokens": "tokens", "new_tokens": "new_to
 
 def _about_model(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     told = find_recipe(config).about(config)
-    millions = (folder / "model.safetensors").stat().st_size / 2e6
+    millions = count_parameters(folder) / 1e6
     return told | {
         "about": fill(_ABOUT.substitute(told, parameters=f"{millions:.1f}"), _WIDTH),
         "vocabulary": str(config["vocab_size"]),

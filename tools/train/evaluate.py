@@ -24,6 +24,8 @@ PROMPT_TOKENS = 64
 NEW_TOKENS = 128
 TEMPERATURE = 0.7
 SHORT_WINDOW, LONG_WINDOW = 20, 50
+# Tokens of the windows that losses are measured on, the same for every model.
+LOSS_WINDOW = 256
 ALL_ROWS = 10**6
 
 
@@ -161,13 +163,12 @@ def evaluate_folder(folder: Path, text: Path, report: Report) -> None:
     """Write measured.json into an exported folder."""
     corpus = load(text)
     network = load_network(folder)
-    window = Schedule().window
     report("measuring the loss on the whole held-out text and on a part of the training text")
-    held_out = held_out_slice(corpus.held_out, window, ALL_ROWS)
+    held_out = held_out_slice(corpus.held_out, LOSS_WINDOW, ALL_ROWS)
     measured: dict[str, object] = {
         "held_out": measure_slice(network, held_out, corpus.bytes_per_token)
         | {"tokens": held_out.ids.numel(), "bytes_per_token": corpus.bytes_per_token},
-        "training_text": _measure_training(network, corpus, text, window),
+        "training_text": _measure_training(network, corpus, text),
         "prompts": {"count": PROMPTS, "tokens": PROMPT_TOKENS, "new_tokens": NEW_TOKENS},
     }
     for name, temperature in (("greedy", 0.0), (f"temperature_{TEMPERATURE}", TEMPERATURE)):
@@ -176,11 +177,10 @@ def evaluate_folder(folder: Path, text: Path, report: Report) -> None:
     (folder / "measured.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
 
 
-def _measure_training(
-    network: Network, corpus: Corpus, text: Path, window: int
-) -> dict[str, object]:
+def _measure_training(network: Network, corpus: Corpus, text: Path) -> dict[str, object]:
     size = sum(s.size for s in read_sources(text / "sources.json") if not s.held_out)
-    ids = Schedule(batch=64, window=window).windows(corpus.train, phase=0, step=0)
+    schedule = Schedule(steps=(1,), batch=64, window=LOSS_WINDOW)
+    ids = schedule.windows(corpus.train, phase=0, step=0)
     return measure_slice(network, Slice(ids), size / len(corpus.train))
 
 

@@ -1,13 +1,42 @@
-"""The DeepSeek V4 architecture with its draft head, under the public tensor names."""
+"""The DeepSeek V4 architecture with its draft head, under the public tensor names.
+
+Shapes: B sequences, T tokens, D hidden size, n streams. Everything is float32.
+"""
 
 from __future__ import annotations
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tools.train.latent_layers import Block, Chain, Norm, StreamHead, linear
+from tools.train.latent_experts import Feed
+from tools.train.latent_layers import Attention, Chain, Norm, linear
 from tools.train.latent_sizes import LatentSizes
+from tools.train.latent_streams import HyperConnection, StreamHead
 from tools.train.network import Network
+
+
+class Block(nn.Module):
+    """Attention and experts, each with its hyper-connection and a norm before."""
+
+    def __init__(self, sizes: LatentSizes, ratio: int, *, hashed: bool, place: int) -> None:
+        super().__init__()
+        self.attn_hc = HyperConnection(sizes, 2 * place)
+        self.input_layernorm = Norm(sizes.hidden_size, sizes.rms_norm_eps)
+        self.self_attn = Attention(sizes, ratio)
+        self.ffn_hc = HyperConnection(sizes, 2 * place + 1)
+        self.post_attention_layernorm = Norm(sizes.hidden_size, sizes.rms_norm_eps)
+        self.mlp = Feed(sizes, hashed)
+
+    def forward(
+        self, streams: Tensor, ids: Tensor, first: int = 0, seen: Chain | None = None
+    ) -> tuple[Tensor, Chain, Tensor]:
+        """Map streams [B, T, n, D] at positions from `first` on; see Attention for the rest."""
+        x, *rest = self.attn_hc.read(streams)
+        out, chain, index_loss = self.self_attn(self.input_layernorm(x), first, seen)
+        streams = self.attn_hc.write(streams, out, *rest)
+        x, *rest = self.ffn_hc.read(streams)
+        out, feed_loss = self.mlp(self.post_attention_layernorm(x), ids)
+        return self.ffn_hc.write(streams, out, *rest), chain, index_loss + feed_loss
 
 
 class Trunk(nn.Module):

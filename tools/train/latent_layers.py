@@ -1,13 +1,12 @@
-"""Layers of the DeepSeek V4 architecture in a form that trains fast on a CPU.
+"""Norms, positions and attention of DeepSeek V4 in a form that trains fast on a CPU.
 
-Shapes: B sequences, T tokens, D hidden size, n streams, H query heads, S head size, W window,
-E entries. Everything is float32, and all T tokens are computed at once, without caches.
+Shapes: B sequences, T tokens, D hidden size, H query heads, S head size, W window, E entries.
+Everything is float32, and all T tokens are computed at once, without caches.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -87,9 +86,9 @@ class Compressor(nn.Module):
         """Entries [B, T // ratio, size] of `x` [B, T, D]."""
         count = x.shape[1] // self.ratio
         whole = x[:, : count * self.ratio]
-        windows = (-1, (count, self.ratio))
-        value = self.kv_proj(whole).unflatten(1, windows[1])
-        score = self.gate_proj(whole).unflatten(1, windows[1]) + self.position_bias
+        windows = (count, self.ratio)
+        value = self.kv_proj(whole).unflatten(1, windows)
+        score = self.gate_proj(whole).unflatten(1, windows) + self.position_bias
         if self.halves == 2:
             value, score = self._with_earlier(value, 0.0), self._with_earlier(score, HIDDEN)
         joined = (score.softmax(2) * value).sum(2)
@@ -275,225 +274,3 @@ def _index_loss(scores: Tensor, query: Tensor, keys: Tensor, seen: Tensor) -> Te
     wanted = fits.masked_fill(~seen, HIDDEN).softmax(-1).mean(1)
     missed: Tensor = (wanted * scores.log_softmax(-1)).sum(-1) * seen.any(-1)
     return -missed.mean()
-
-
-# Opaque to the compiler, which would unroll the rounds of every layer.
-@torch.library.custom_op("train::balance", mutates_args=())
-def balance(scores: Tensor, rounds: int, eps: float) -> Tensor:
-    """Bring rows and columns of [..., n, n] to sums of 1 by Sinkhorn's rounds, columns last."""
-    return _to_rows(_rounds(scores, rounds, eps)[-1][0]).view(scores.shape)
-
-
-def _rounds(scores: Tensor, rounds: int, eps: float) -> list[tuple[Tensor, Tensor]]:
-    """What every division gave, [n, n, N], and what it divided by; first the softmax."""
-    mix = scores.flatten(0, -3).permute(1, 2, 0).contiguous().softmax(1)
-    steps = [(mix, mix)]
-    mix = mix + eps
-    for turn in range(2 * rounds - 1):
-        divisor = mix.sum(turn % 2, keepdim=True) + eps
-        mix = mix / divisor
-        steps.append((mix, divisor))
-    return steps
-
-
-def _to_rows(mix: Tensor) -> Tensor:
-    """Back from [n, n, N], in which sums run over long rows, to [N, n, n]."""
-    return mix.permute(2, 0, 1).contiguous()
-
-
-@balance.register_fake
-def _(scores: Tensor, rounds: int, eps: float) -> Tensor:
-    return torch.empty_like(scores, memory_format=torch.contiguous_format)
-
-
-def _keep(ctx: Any, inputs: tuple[Tensor, int, float], output: Tensor) -> None:
-    scores, ctx.rounds, ctx.eps = inputs
-    ctx.save_for_backward(scores)
-
-
-@torch.library.custom_op("train::balance_gradient", mutates_args=())
-def balance_gradient(scores: Tensor, gradient: Tensor, rounds: int, eps: float) -> Tensor:
-    """The gradient of `balance`, by running it again."""
-    (softened, _), *steps = _rounds(scores, rounds, eps)
-    slope = gradient.flatten(0, -3).permute(1, 2, 0).contiguous()
-    for turn, (mix, divisor) in reversed(list(enumerate(steps))):
-        slope = (slope - (slope * mix).sum(turn % 2, keepdim=True)) / divisor
-    slope = softened * (slope - (slope * softened).sum(1, keepdim=True))
-    return _to_rows(slope).view(scores.shape)
-
-
-@balance_gradient.register_fake
-def _(scores: Tensor, gradient: Tensor, rounds: int, eps: float) -> Tensor:
-    return torch.empty_like(scores)
-
-
-def _gradient(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-    (scores,) = ctx.saved_tensors
-    return balance_gradient(scores, gradient.contiguous(), ctx.rounds, ctx.eps), None, None
-
-
-balance.register_autograd(_gradient, setup_context=_keep)
-
-
-class HyperConnection(nn.Module):
-    """Reads one stream out of n and writes an output into all of them, mixing them."""
-
-    def __init__(self, sizes: LatentSizes, place: int) -> None:
-        """`place` counts sub-layers: each begins by reading another stream."""
-        super().__init__()
-        self.sizes = sizes
-        count = sizes.hc_mult
-        self.fn = nn.Parameter(torch.empty(count * (count + 2), count * sizes.hidden_size))
-        nn.init.normal_(self.fn, std=0.02)
-        read = torch.full((count,), -3.0)
-        read[place % count] = 2.0
-        mix = torch.full((count, count), -4.0).fill_diagonal_(0.0)
-        self.base = nn.Parameter(torch.cat([read, torch.zeros(count), mix.flatten()]))
-        self.scale = nn.Parameter(torch.full((3,), 0.05))
-
-    def read(self, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of streams [B, T, n, D]: input [B, T, D], weights [B, T, n], mixing [B, T, n, n]."""
-        count, eps = self.sizes.hc_mult, self.sizes.hc_eps
-        gates = scale_to_one(streams.flatten(2), self.sizes.rms_norm_eps) @ self.fn.T
-        pre, post, mix = gates.split([count, count, count * count], -1)
-        bases = self.base.split([count, count, count * count])
-        pre = (pre * self.scale[0] + bases[0]).sigmoid() + eps
-        post = 2 * (post * self.scale[1] + bases[1]).sigmoid()
-        mix = (mix * self.scale[2] + bases[2]).unflatten(-1, (count, count))
-        mixing = balance(mix, self.sizes.hc_sinkhorn_iters, eps)
-        return (pre[..., None] * streams).sum(2), post, mixing
-
-    @staticmethod
-    def write(streams: Tensor, out: Tensor, post: Tensor, mix: Tensor) -> Tensor:
-        """The streams after a sub-layer that gave `out` [B, T, D]."""
-        return mix.transpose(-1, -2) @ streams + post[..., None] * out[:, :, None]
-
-
-class StreamHead(nn.Module):
-    """Joins the streams [B, T, n, D] to one, [B, T, D]."""
-
-    def __init__(self, sizes: LatentSizes) -> None:
-        super().__init__()
-        self.sizes = sizes
-        self.hc_fn = nn.Parameter(torch.empty(sizes.hc_mult, sizes.hc_mult * sizes.hidden_size))
-        nn.init.normal_(self.hc_fn, std=0.02)
-        self.hc_base = nn.Parameter(torch.full((sizes.hc_mult,), -1.0))
-        self.hc_scale = nn.Parameter(torch.full((1,), 0.05))
-
-    def forward(self, streams: Tensor) -> Tensor:
-        gates = scale_to_one(streams.flatten(2), self.sizes.rms_norm_eps) @ self.hc_fn.T
-        share = (gates * self.hc_scale + self.hc_base).sigmoid() + self.sizes.hc_eps
-        return (share[..., None] * streams).sum(2)
-
-
-class Router(nn.Module):
-    """Scores experts; a hashed one takes those of its table, another the best with its bias."""
-
-    def __init__(self, sizes: LatentSizes, hashed: bool) -> None:
-        super().__init__()
-        self.sizes, self.hashed = sizes, hashed
-        self.weight = nn.Parameter(torch.empty(sizes.n_routed_experts, sizes.hidden_size))
-        nn.init.normal_(self.weight, std=0.02)
-        if hashed:
-            keys = torch.rand(sizes.vocab_size, sizes.n_routed_experts)
-            table = keys.argsort(dim=1)[:, : sizes.num_experts_per_tok].contiguous()
-            self.register_buffer("tid2eid", table)
-        else:
-            self.e_score_correction_bias = nn.Parameter(torch.zeros(sizes.n_routed_experts))
-
-    def forward(self, x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights [B, T, experts], 0 for all but the chosen, and the loss that balances loads."""
-        scores = F.softplus(x @ self.weight.T).sqrt()
-        if self.hashed:
-            assert isinstance(self.tid2eid, Tensor)
-            chosen = self.tid2eid[ids]
-        else:
-            biased = (scores + self.e_score_correction_bias).detach()
-            chosen = biased.topk(self.sizes.num_experts_per_tok, -1).indices
-        mask = torch.zeros_like(scores).scatter(-1, chosen, 1.0)
-        taken = scores * mask
-        weights = taken / (taken.sum(-1, keepdim=True) + 1e-20) * self.sizes.routed_scaling_factor
-        if self.hashed:
-            return weights, x.new_zeros(())
-        # A bias changes choices only. The gradient given to it is how far its load is off.
-        load = mask.mean((0, 1))
-        return weights, (self.e_score_correction_bias * (load - load.mean())).sum()
-
-
-class Experts(nn.Module):
-    """The routed experts' weights, stacked."""
-
-    def __init__(self, sizes: LatentSizes) -> None:
-        super().__init__()
-        count, inner, hidden = (
-            sizes.n_routed_experts,
-            sizes.moe_intermediate_size,
-            sizes.hidden_size,
-        )
-        self.gate_up_proj = nn.Parameter(torch.empty(count, 2 * inner, hidden))
-        self.down_proj = nn.Parameter(torch.empty(count, hidden, inner))
-
-
-class SharedExpert(nn.Module):
-    """The expert that every token takes."""
-
-    def __init__(self, sizes: LatentSizes) -> None:
-        super().__init__()
-        self.limit = sizes.swiglu_limit
-        self.gate_proj = linear(sizes.hidden_size, sizes.moe_intermediate_size)
-        self.up_proj = linear(sizes.hidden_size, sizes.moe_intermediate_size)
-        self.down_proj = linear(sizes.moe_intermediate_size, sizes.hidden_size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(gated(self.gate_proj(x), self.up_proj(x), self.limit))
-        return out
-
-
-def gated(gate: Tensor, up: Tensor, limit: float) -> Tensor:
-    """silu(gate) * up, with the gate limited from above and the other on both sides."""
-    return F.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)
-
-
-class Feed(nn.Module):
-    """Routed experts and the shared one."""
-
-    def __init__(self, sizes: LatentSizes, hashed: bool) -> None:
-        super().__init__()
-        self.limit = sizes.swiglu_limit
-        self.gate = Router(sizes, hashed)
-        self.experts = Experts(sizes)
-        self.shared_experts = SharedExpert(sizes)
-
-    def forward(self, x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Output [B, T, D] and the router's loss."""
-        weights, loss = self.gate(x, ids)
-        # All experts for all tokens: for a few small ones, that is faster than sorting tokens.
-        both = torch.einsum("btd,eid->btei", x, self.experts.gate_up_proj)
-        gate, up = both.chunk(2, dim=-1)
-        inner = gated(gate, up, self.limit) * weights[..., None]
-        out = torch.einsum("btei,edi->btd", inner, self.experts.down_proj)
-        return out + self.shared_experts(x), loss
-
-
-class Block(nn.Module):
-    """Attention and experts, each with its hyper-connection and a norm before."""
-
-    def __init__(self, sizes: LatentSizes, ratio: int, *, hashed: bool, place: int) -> None:
-        super().__init__()
-        self.attn_hc = HyperConnection(sizes, 2 * place)
-        self.input_layernorm = Norm(sizes.hidden_size, sizes.rms_norm_eps)
-        self.self_attn = Attention(sizes, ratio)
-        self.ffn_hc = HyperConnection(sizes, 2 * place + 1)
-        self.post_attention_layernorm = Norm(sizes.hidden_size, sizes.rms_norm_eps)
-        self.mlp = Feed(sizes, hashed)
-
-    def forward(
-        self, streams: Tensor, ids: Tensor, first: int = 0, seen: Chain | None = None
-    ) -> tuple[Tensor, Chain, Tensor]:
-        """Map streams [B, T, n, D] at positions from `first` on; see Attention for the rest."""
-        x, *rest = self.attn_hc.read(streams)
-        out, chain, index_loss = self.self_attn(self.input_layernorm(x), first, seen)
-        streams = self.attn_hc.write(streams, out, *rest)
-        x, *rest = self.ffn_hc.read(streams)
-        out, feed_loss = self.mlp(self.post_attention_layernorm(x), ids)
-        return self.ffn_hc.write(streams, out, *rest), chain, index_loss + feed_loss

@@ -222,7 +222,7 @@ class Training:
 
     def _load(self) -> None:
         content = torch.load(self._file, weights_only=True)
-        stored = Schedule(**{**content["schedule"], "steps": tuple(content["schedule"]["steps"])})
+        stored = Schedule.of(content["schedule"])
         progress = Progress(**content["progress"])
         if content["sizes"] != asdict(self.network.sizes):
             raise ValueError(f"{self._file} holds another model: {content['sizes']}")

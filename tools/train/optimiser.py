@@ -19,8 +19,8 @@ NEWTON_SCHULZ_STEPS = 4
 _LINEAR, _CUBIC, _QUINTIC = 3.4445, -4.7750, 2.0315
 SMALLEST_MATRIX = 64
 CLIP = 1.0
-# Tables of the vocabulary.
-_ENDS = ("model.embed_tokens.", "lm_head.")
+# Names of what has a row per token begin so: AdamW takes it, though it is as large as a matrix.
+_VOCABULARY_TABLES = ("model.embed_tokens.", "lm_head.")
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ class Optimiser:
         others: list[Tensor] = []
         for name, parameter in network.named_parameters():
             if parameter.requires_grad:
-                layered = parameter.dim() in (2, 3) and not name.startswith(_ENDS)
+                layered = parameter.dim() in (2, 3) and not name.startswith(_VOCABULARY_TABLES)
                 large = layered and min(parameter.shape[-2:]) >= SMALLEST_MATRIX
                 (matrices if large else others).append(parameter)
         self.others, self.other_rate = others, other_rate

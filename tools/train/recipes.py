@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any, ClassVar
 
 from tools.train.hybrid import HybridNetwork, HybridSizes
@@ -20,11 +20,15 @@ class Recipe(ABC):
 
     Attributes:
         name: of the model and of its folder.
+        model_type: of its config.json; no two recipes share one.
+        architecture: the class that its config.json names.
         schedule: of its training, unless the command line says otherwise.
         longest: tokens of the longest context its config allows.
     """
 
     name: str
+    model_type: str
+    architecture: str
     schedule: Schedule
     longest: int
 
@@ -47,6 +51,8 @@ class Recipe(ABC):
     def whole_config(self, sizes: Mapping[str, Any]) -> dict[str, object]:
         """The config.json of a network of these sizes, a dict of its dataclass."""
         return self.config(sizes) | {
+            "architectures": [self.architecture],
+            "model_type": self.model_type,
             "max_position_embeddings": self.longest,
             "bos_token_id": END_ID,
             "eos_token_id": END_ID,
@@ -57,7 +63,9 @@ class Recipe(ABC):
 class HybridRecipe(Recipe):
     """tiny-hybrid: Qwen3.5."""
 
-    name, schedule, longest = "tiny-hybrid", Schedule(), 4096
+    name, longest = "tiny-hybrid", 4096
+    model_type, architecture = "qwen3_5_text", "Qwen3_5ForCausalLM"
+    schedule = Schedule(steps=(750, 260, 400), batch=12, window=256)
     _KINDS: ClassVar = {"L": "linear_attention", "F": "full_attention"}
 
     def make(self) -> Network:
@@ -81,8 +89,6 @@ class HybridRecipe(Recipe):
         derived = ("layers", "rotary_dim", "rope_theta")
         plain = {name: value for name, value in sizes.items() if name not in derived}
         return plain | {
-            "architectures": ["Qwen3_5ForCausalLM"],
-            "model_type": "qwen3_5_text",
             "num_hidden_layers": len(sizes["layers"]),
             "layer_types": [self._KINDS[letter] for letter in sizes["layers"]],
             "mtp_num_hidden_layers": 1,
@@ -106,7 +112,7 @@ class HybridRecipe(Recipe):
             "name": self.name,
             "tags": "hybrid, gated-delta-rule",
             "kind": "a hybrid",
-            "architecture": f"Qwen3.5 architecture: layers with the gated delta rule ({linear}) "
+            "structure": f"Qwen3.5 architecture: layers with the gated delta rule ({linear}) "
             f"and with full attention ({full})",
         }
 
@@ -118,7 +124,8 @@ class LatentRecipe(Recipe):
     """
 
     name, longest = "tiny-dsv4", 32768
-    schedule = Schedule(batch=6, window=512)
+    model_type, architecture = "deepseek_v4", "DeepseekV4ForCausalLM"
+    schedule = Schedule(steps=(640, 260), batch=6, window=512)
 
     def make(self) -> Network:
         """See Recipe."""
@@ -135,8 +142,6 @@ class LatentRecipe(Recipe):
         """See Recipe."""
         ratios = list(sizes["compress_ratios"])
         return dict(sizes) | {
-            "architectures": ["DeepseekV4ForCausalLM"],
-            "model_type": "deepseek_v4",
             "num_hidden_layers": len(ratios),
             "compress_ratios": [*ratios, 0],
             "num_key_value_heads": 1,
@@ -156,7 +161,7 @@ class LatentRecipe(Recipe):
             "name": self.name,
             "tags": "compressed-attention, mixture-of-experts",
             "kind": "compressed caches",
-            "architecture": "DeepSeek V4 architecture: hyper-connections, "
+            "structure": "DeepSeek V4 architecture: hyper-connections, "
             f"{config['n_routed_experts']} experts, layers that see a window of "
             f"{config['sliding_window']} tokens ({ratios.count(0)}), also the "
             f"{config['index_topk']} entries of 4 tokens each that an indexer chooses "
@@ -175,6 +180,6 @@ RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (HybridRecipe(),
 def find_recipe(config: Mapping[str, Any]) -> Recipe:
     """The recipe that a config.json is of."""
     for recipe in RECIPES.values():
-        if recipe.config(asdict(recipe.make().sizes))["model_type"] == config["model_type"]:
+        if recipe.model_type == config["model_type"]:
             return recipe
     raise ValueError(f"no recipe makes models of type {config['model_type']!r}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,14 +30,19 @@ class Schedule:
         seed: of weights and order of windows.
     """
 
-    steps: tuple[int, ...] = (750, 260, 400)
-    batch: int = 12
-    window: int = 256
+    steps: tuple[int, ...]
+    batch: int
+    window: int
     matrix_rate: float = 0.02
     other_rate: float = 5e-3
     warmup: int = 20
     hold: float = 0.4
     seed: int = 0
+
+    @staticmethod
+    def of(stored: Mapping[str, Any]) -> Schedule:
+        """The one that was stored as a dict, perhaps as JSON, which knows no tuples."""
+        return Schedule(**{**stored, "steps": tuple(stored["steps"])})
 
     def scale(self, phase: int, step: int) -> float:
         """Factor of the learning rates at a step (from 0) of a phase (from 1)."""

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import random
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from surefoot.text.tokenizer import load_tokenizer
 from surefoot.weights.locate import locate
 from tools.train.evaluate import load_network
 from tools.train.recipes import RECIPES
+from tools.train.schedule import Schedule
 
 
 @pytest.fixture(scope="module", params=RECIPES)
@@ -42,6 +44,14 @@ def test_every_file_has_its_recorded_checksum(folder: Path) -> None:
         if path.name != "SHA256SUMS"
     }
     assert found == recorded
+
+
+def test_its_recipe_is_the_one_it_was_made_by(name: str, folder: Path) -> None:
+    recipe = RECIPES[name]
+    training = json.loads((folder / "training.json").read_text())
+    assert Schedule.of(training["schedule"]) == recipe.schedule
+    config = json.loads((folder / "config.json").read_text())
+    assert recipe.whole_config(asdict(recipe.remake(config).sizes)) == config
 
 
 def test_weights_are_small_and_stored_in_bfloat16(folder: Path) -> None:

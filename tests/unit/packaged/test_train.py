@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tools.train import evaluate, text
-from tools.train.card import write_card
+from tools.train.card import count_parameters, write_card
 from tools.train.delta import gated_delta
 from tools.train.evaluate import Written, accept_length, evaluate_folder
 from tools.train.export import export_folder
@@ -21,6 +21,7 @@ from tools.train.loop import Pace, Training
 from tools.train.optimiser import orthogonalise
 from tools.train.recipes import RECIPES
 from tools.train.schedule import Schedule
+from tools.train_tiny import MODELS, build_parser, choose_schedule
 
 RECIPE = RECIPES["tiny-hybrid"]
 SIZES = HybridSizes(
@@ -90,7 +91,7 @@ def test_notices_are_whole() -> None:
 
 
 def test_windows_cover_the_text_once_a_turn() -> None:
-    schedule = Schedule(batch=2, window=4)
+    schedule = Schedule(steps=(10,), batch=2, window=4)
     ids = np.arange(44, dtype=np.int32)
     turns = [[schedule.windows(ids, 1, turn * 5 + step) for step in range(5)] for turn in range(2)]
     for turn in turns:
@@ -102,7 +103,7 @@ def test_windows_cover_the_text_once_a_turn() -> None:
 
 
 def test_rates_rise_hold_and_fall() -> None:
-    schedule = Schedule(steps=(100, 10), warmup=4, hold=0.5)
+    schedule = Schedule(steps=(100, 10), batch=2, window=4, warmup=4, hold=0.5)
     assert [schedule.scale(1, step) for step in (0, 3, 50, 75)] == [0.25, 1.0, 1.0, 0.5]
     assert schedule.scale(2, 5) == 0.5
 
@@ -199,7 +200,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
 
 
 def test_steps_may_change_while_no_rate_has() -> None:
-    schedule = Schedule(steps=(100, 20), hold=0.5)
+    schedule = Schedule(steps=(100, 20), batch=2, window=4, hold=0.5)
     longer, head = replace(schedule, steps=(200, 20)), replace(schedule, steps=(100, 30))
     assert schedule.agrees(schedule, 2, 19)
     assert schedule.agrees(longer, 1, 50)
@@ -255,6 +256,30 @@ def test_a_finished_run_becomes_a_folder_with_a_card(
     measured = json.loads((tmp_path / "measured.json").read_text())
     assert 1.0 <= measured["greedy"]["accept_length"]["3"] <= 4.0
     assert "$" not in (tmp_path / "README.md").read_text()
+
+
+def test_parameters_are_the_numbers_that_were_trained(tmp_path: Path) -> None:
+    tensors = {"a": torch.zeros(3, 5).bfloat16(), "b": torch.zeros(7), "table": torch.arange(11)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert count_parameters(tmp_path) == 3 * 5 + 7
+
+
+def test_every_recipe_is_offered() -> None:
+    assert set(MODELS) == set(RECIPES)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_trains_by_its_own_schedule_unless_told(name: str) -> None:
+    own = RECIPES[name].schedule
+
+    def chosen(*options: str) -> Schedule:
+        parsed = build_parser().parse_args(["train", "--model", name, *options])
+        return choose_schedule(parsed, own)
+
+    assert chosen() == own
+    assert chosen("--steps", "7") == replace(own, steps=(7, *own.steps[1:]))
+    assert chosen("--head-steps", "8", "9") == replace(own, steps=(own.steps[0], 8, 9))
+    assert chosen("--batch", "3", "--seed", "5") == replace(own, batch=3, seed=5)
 
 
 def test_accept_lengths_follow_the_passes() -> None:

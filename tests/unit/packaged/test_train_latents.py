@@ -16,8 +16,9 @@ from surefoot.step import Batch, Row, Step
 from tests.unit.backend.cuts import Setting
 from tests.unit.model.settling import make_pools
 from tools.train.latent import LatentNetwork
-from tools.train.latent_layers import Router, balance
+from tools.train.latent_experts import Router
 from tools.train.latent_sizes import LatentSizes
+from tools.train.latent_streams import make_doubly_stochastic
 from tools.train.recipes import RECIPES, find_recipe
 
 # Windows of 16 and 8 chosen entries: both limits cut something off in 300 tokens.
@@ -94,13 +95,16 @@ def _furthest(got: Tensor, wanted: Tensor) -> float:
 
 def test_a_config_makes_the_network_it_is_of(network: LatentNetwork, folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
-    remade = find_recipe(config).remake(config)
+    before = torch.get_rng_state()
+    recipe = find_recipe(config)
+    assert torch.equal(torch.get_rng_state(), before), "looking one up must draw no numbers"
+    remade = recipe.remake(config)
     assert remade.sizes == network.sizes
     with pytest.raises(ValueError, match="no recipe makes models of type 'other'"):
         find_recipe({"model_type": "other"})
 
 
-def test_balancing_and_its_gradient_are_those_of_the_plain_rounds() -> None:
+def test_doubly_stochastic_mixing_and_its_gradient_are_those_of_the_plain_rounds() -> None:
     torch.manual_seed(1)
     scores = torch.randn(2, 5, 4, 4, dtype=torch.float64, requires_grad=True)
     mix = scores.softmax(-1) + 1e-6
@@ -110,7 +114,7 @@ def test_balancing_and_its_gradient_are_those_of_the_plain_rounds() -> None:
         mix = mix / (mix.sum(-2, keepdim=True) + 1e-6)
     weights = torch.randn_like(mix)
     wanted = torch.autograd.grad((mix * weights).sum(), scores)
-    got = balance(scores, 5, 1e-6)
+    got = make_doubly_stochastic(scores, 5, 1e-6)
     torch.testing.assert_close(got, mix)
     torch.testing.assert_close(torch.autograd.grad((got * weights).sum(), scores), wanted)
 
