@@ -55,11 +55,8 @@ class Engines:
         if not prompts:
             raise PromptError("is missing; give at least one")
         self.models, self._prompts, self._amount = models, prompts, amount
-        # A second turn has the first one's answer in its prompt.
-        answers = amount.most + amount.new_tokens + SAID_BETWEEN
-        longest = max(len(prompt.tokens) for prompt in prompts) + answers
-        known = config.max_model_len or models.target.model.description.max_positions
-        self.longest = min(longest, known)
+        self._known = config.max_model_len or models.target.model.description.max_positions
+        self.longest = self._length(amount.most)
         self._config = replace(config, max_model_len=self.longest)
 
     def asks(self, case: Case) -> list[Ask]:
@@ -105,6 +102,12 @@ class Engines:
             return Engine(target, config, drafter=drafter), drafter
         return Engine(target, config, self._draft_of(case)), None
 
+    def _length(self, answer: int) -> int:
+        """The context that every prompt, an answer of so many tokens and a second turn fit in."""
+        # A second turn has the first one's answer in its prompt.
+        answers = answer + self._amount.new_tokens + SAID_BETWEEN
+        return min(max(len(prompt.tokens) for prompt in self._prompts) + answers, self._known)
+
     def _draft_of(self, case: Case) -> LoadedModel | None:
         return self.models.draft if case.drafter == DRAFT_MODEL else None
 
@@ -112,6 +115,8 @@ class Engines:
         least_step = _SMALL_STEP if case.chunk < _SMALL_STEP else 2 * case.chunk
         config = replace(
             self._config,
+            # Room for an answer that the case does not have would spare it all pre-emption.
+            max_model_len=self._length(max(map(self._amount.of, self.asks(case)))),
             # A test drafter is handed over; any other name than "none" makes room for its drafts.
             drafter="ngram" if case.drafter in TEST_DRAFTERS else case.drafter,
             draft_tokens=case.depth,
