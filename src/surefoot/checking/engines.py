@@ -12,7 +12,7 @@ from surefoot.config import EngineConfig
 from surefoot.engine.assemble import drafter_caches, make_plan
 from surefoot.engine.engine import Engine
 from surefoot.engine.models import LoadedModel
-from surefoot.errors import PromptError
+from surefoot.errors import PromptError, SettingError
 from surefoot.model.model import Description
 from surefoot.request import Request
 from surefoot.state.spec import Paged
@@ -62,17 +62,21 @@ class Engines:
 
         Raises:
             PromptError: no prompts were given.
+            SettingError: long answers do not fit the context.
         """
         if not prompts:
             raise PromptError("is missing; give at least one")
+        description = models.target.model.description
+        self._known = config.max_model_len or description.max_positions
         if amount.long_tokens is None:
-            amount = replace(amount, long_tokens=_long_tokens(models.target.model.description))
+            amount = replace(amount, long_tokens=_long_tokens(description))
+        elif amount.long_tokens >= self._known:
+            raise SettingError(
+                "long_tokens",
+                f"{amount.long_tokens} of them do not fit a context of {self._known} tokens",
+            )
         self.models, self.amount, self._prompts = models, amount, prompts
-        # A second turn has the first one's answer in its prompt.
-        answers = amount.longest + amount.new_tokens + SAID_BETWEEN
-        longest = max(len(prompt.tokens) for prompt in prompts) + answers
-        known = config.max_model_len or models.target.model.description.max_positions
-        self.longest = min(longest, known)
+        self.longest = self._length(amount.longest)
         self._config = replace(config, max_model_len=self.longest)
 
     def asks(self, case: Case) -> list[Ask]:
@@ -118,6 +122,12 @@ class Engines:
             return Engine(target, config, drafter=drafter), drafter
         return Engine(target, config, self._draft_of(case)), None
 
+    def _length(self, answer: int) -> int:
+        """The context that every prompt, an answer of so many tokens and a second turn fit in."""
+        # A second turn has the first one's answer in its prompt.
+        answers = answer + self.amount.new_tokens + SAID_BETWEEN
+        return min(max(len(prompt.tokens) for prompt in self._prompts) + answers, self._known)
+
     def _draft_of(self, case: Case) -> LoadedModel | None:
         return self.models.draft if case.drafter == DRAFT_MODEL else None
 
@@ -125,6 +135,8 @@ class Engines:
         least_step = _SMALL_STEP if case.chunk < _SMALL_STEP else 2 * case.chunk
         config = replace(
             self._config,
+            # Room for an answer that the case does not have would spare it all pre-emption.
+            max_model_len=self._length(max(map(self.amount.new_tokens_of, self.asks(case)))),
             # A test drafter is handed over; any other name than "none" makes room for its drafts.
             drafter="ngram" if case.drafter in TEST_DRAFTERS else case.drafter,
             draft_tokens=case.depth,

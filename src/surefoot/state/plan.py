@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from surefoot.errors import MemoryPlanError, SettingError
-from surefoot.state.spec import CacheSpec, Paged, Recurrent, Ring, in_points
+from surefoot.state.spec import CacheSpec, Paged, Recurrent, Ring, in_points, page_unit
 
 _POINTS_PER_ROW = 4
 _LEAST_POINTS = 32  # a few conversations, even if they take turns
@@ -64,7 +64,7 @@ def plan_memory(  # noqa: PLR0913  # one flag each, and one place where all of t
     """Divide `budget_bytes` among pages, slots and resume points.
 
     Every row gets a slot. Pages get what is left, up to what `max_rows` requests of the greatest
-    length can use, twice that with a prefix cache.
+    length can use, twice that if some of them can be kept for later requests.
 
     Args:
         specs: the caches of the model and of its drafter.
@@ -110,7 +110,9 @@ def plan_memory(  # noqa: PLR0913  # one flag each, and one place where all of t
         affordable = spare // _POINTS_SHARE // max(1, point_bytes)
         points = min(max(_POINTS_PER_ROW * max_rows, _LEAST_POINTS), affordable)
         spare -= points * point_bytes
-    most = longest * max_rows * (2 if prefix_cache else 1)
+    # Where requests resume at points only, pages without points serve nobody else.
+    reusing = prefix_cache and (points > 0 or not pointed)
+    most = longest * max_rows * (2 if reusing else 1)
     pages = min(most, longest + spare // max(1, page_bytes))
     return replace(least, pages=pages, points=points)
 
@@ -125,7 +127,9 @@ def _check_sizes(specs: Sequence[CacheSpec], page_tokens: int, draft_tokens: int
         unit = spec.ratio if isinstance(spec, Paged) else spec.block
         if page_tokens < 1 or page_tokens % unit:
             raise SettingError(
-                "page_tokens", f"cache {spec.name} needs a multiple of {unit}, not {page_tokens}"
+                "page_tokens",
+                f"must be a multiple of {page_unit(specs)} for cache {spec.name} and the others, "
+                f"not {page_tokens}",
             )
         if isinstance(spec, Recurrent) and draft_tokens + 1 > spec.block:
             raise SettingError(

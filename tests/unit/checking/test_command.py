@@ -104,6 +104,7 @@ def test_prompts_from_a_file(run: Run, tmp_path: Path) -> None:
         (["--batch", "1,x"], "batch: must be a whole number of at least 1"),
         (["--tokens", "0"], "tokens: must be at least 1, not 0"),
         (["--new-tokens", "-3"], "new_tokens: must be at least 1, not -3"),
+        (["--long-tokens", "9999"], "long_tokens: 9999 of them do not fit a context of"),
         (["--long-tokens", "-1"], "long_tokens: must be at least 0, not -1"),
         (["--new-tokens", "600"], "new_tokens: 600 of them leave no room"),
         (["--prompt-tokens", "0"], "prompt_tokens: must be at least 1, not 0"),

@@ -121,6 +121,14 @@ def test_forced_preemption_and_scarce_pages_both_preempt(check: Check, models: M
     assert check(models, replace(GREEDY, pressures=["calm"])).hard["preemptions"] == 0
 
 
+def test_long_answers_do_not_spare_short_ones_pre_emption(check: Check, models: Models) -> None:
+    report = check(models, replace(GREEDY, pressures=["scarce"]), tokens=600, long_tokens=90)
+    assert report.passed, report.verdict()
+    assert any(case.longest == 90 for case in report.cases)
+    # The first case is one without a long answer, of one batch and more.
+    assert all(case.preemptions for case in report.cases if case.longest == 8)
+
+
 def test_without_prefix_cache_nothing_is_hit(check: Check, models: Models) -> None:
     assert check(models, GREEDY).hard["cache_hits"] > 0
     assert check(models, replace(GREEDY, caches=[False])).hard["cache_hits"] == 0

@@ -114,6 +114,11 @@ def test_no_points_without_bounded_caches_or_prefix_cache(wanted: int | None) ->
     assert not plan(KV).bounded
 
 
+def test_pages_that_cannot_be_kept_are_not_planned() -> None:
+    assert plan(KV, WINDOW, points=1).pages == 2 * 4 * 7
+    assert plan(KV, WINDOW, points=0).pages == 4 * 7
+
+
 def test_a_model_without_paged_caches_is_not_limited_by_pages() -> None:
     made = plan(DELTA)
     assert made.page_bytes == 0
@@ -125,6 +130,11 @@ def test_pages_must_be_multiples_of_ratio_and_block(spec: CacheSpec, page_tokens
     with pytest.raises(SettingError, match=spec.name) as caught:
         plan(spec, page_tokens=page_tokens)
     assert caught.value.parameter == "page_tokens"
+
+
+def test_the_refusal_names_a_multiple_that_suits_all_caches() -> None:
+    with pytest.raises(SettingError, match="multiple of 8 "):
+        plan(INDEX, DELTA, page_tokens=6)
 
 
 def test_a_draft_fits_in_a_block() -> None:
