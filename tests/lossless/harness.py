@@ -20,6 +20,7 @@ from surefoot.engine.models import LoadedModel, load, load_draft
 from surefoot.ids import SINK_PAGE, SINK_SLOT, RequestId
 from surefoot.params import SamplingParams
 from surefoot.request import FinishReason, Request
+from surefoot.state.ledger import Restore, Save
 from surefoot.state.pool import Pools
 from surefoot.state.spec import Paged, Ring
 from surefoot.testing.drafters import make_test_drafter
@@ -390,12 +391,14 @@ def poison(engine: Engine, kind: str) -> None:
     What a row may meet under a mask has to be finite, so there it is large numbers.
     """
     ledger, pools = engine.parts.ledger, engine.parts.pools
-    # What a row held is still read by a copy that the ledger has recorded before.
-    awaited = {copy.source for copy in ledger._work.copies}
+    # What a row or a point held is still read where the ledger has recorded that before.
+    awaited = {move.slot for move in ledger._work.moves if isinstance(move, Save)}
     if kind == "nan":
-        rows = [row for row in (*ledger._free_slots, *ledger._free_points) if row not in awaited]
+        restored = {move.point for move in ledger._work.moves if isinstance(move, Restore)}
+        slots = [slot for slot in (SINK_SLOT, *ledger._free_slots) if slot not in awaited]
+        points = [point for point in ledger._free_points if point not in restored]
         for each in (pools, *drafter_pools(engine)):
-            each.poison([SINK_PAGE, *ledger._free_pages], [SINK_SLOT, *rows], torch.nan)
+            each.poison([SINK_PAGE, *ledger._free_pages], slots, points, torch.nan)
         return
     size = ledger.limits.page_tokens
     for lease in ledger._leases:

@@ -273,7 +273,7 @@ def drafts_behind_undrafted_pages(bench: Bench, value: float) -> SpeculationCoun
     pages = [node.page for node in engine.parts.ledger.tree.nodes() if not node.drafted]
     assert len(pages) == 3
     [pools] = drafter_pools(engine)
-    pools.poison(pages, [], value)
+    pools.poison(pages, [], [], value)
     [second] = engine.submit([*first.tokens, 1], GREEDY)
     drain(engine)
     assert second.cached_tokens == 48

@@ -23,7 +23,7 @@ from surefoot.backend.reference_rows import ReferenceRows
 from surefoot.model.deepseek_v4 import Block, LatentModel
 from surefoot.model.layers.attention import Angles
 from surefoot.model.layers.latent import RawRows
-from surefoot.state.ledger import Work
+from surefoot.state.ledger import Save, Work
 from surefoot.state.plan import MemoryPlan
 from surefoot.state.pool import Pools
 from surefoot.state.spec import CacheSpec
@@ -301,12 +301,12 @@ class LossyPools(Pools):
         self._value = value
 
     def apply(self, work: Work) -> None:
-        """See Pools; zeros are what a row holds that was cleared and not copied."""
+        """See Pools; zeros are what a row holds that was cleared and not restored."""
         super().apply(Work(work.clear_pages, []))
-        for copied in work.copies:
-            super().apply(Work([], [copied]))
-            if self._lost is not None and copied.target < self._lost.shape[1]:
-                self._lost[:, copied.target] = self._value
+        for move in work.moves:
+            super().apply(Work([], [move]))
+            if self._lost is not None and not isinstance(move, Save):
+                self._lost[:, move.slot] = self._value
 
 
 def next_turn_differs(bench: Bench, right: int, pools: Callable[..., Pools]) -> bool:

@@ -19,10 +19,10 @@ from surefoot.engine.models import LoadedModel, load
 from surefoot.model.deepseek_v4 import LatentModel
 from surefoot.params import SamplingParams
 from surefoot.request import Request
-from surefoot.state.spec import CacheSpec, Ring
+from surefoot.state.spec import CacheSpec
 from surefoot.testing.tiny_latents import TinyLatentSizes, write_tiny_latents
 from tests.lossless.harness import poison
-from tests.unit.state.latents import lacking, pointed_pages
+from tests.unit.state.latents import lacking, other_span, pointed_pages
 
 P = 128
 DRAFTERS = (("none", 0), ("mtp", 3))
@@ -141,25 +141,6 @@ def with_caches(model: LoadedModel, change: Callable[[CacheSpec], CacheSpec]) ->
         draft_caches=tuple(change(spec) for spec in known.draft_caches),
     )
     return replace(model, model=changed)
-
-
-def other_span(part: str, index: int) -> Callable[[CacheSpec], CacheSpec]:
-    """Of raw rows, points hold the half of the values or scores that the next window ignores."""
-
-    def change(spec: CacheSpec) -> CacheSpec:
-        if spec.name != "sparse.raw":
-            return spec
-        assert isinstance(spec, Ring)
-        parts = []
-        for each in spec.parts:
-            spans = list(each.saved)
-            if each.name == part:
-                start, stop = spans[index]
-                spans[index] = stop, 2 * stop - start
-            parts.append(replace(each, saved=tuple(spans)))
-        return replace(spec, parts=tuple(parts))
-
-    return change
 
 
 def unchanged(spec: CacheSpec) -> CacheSpec:

@@ -90,7 +90,7 @@ def ring_of(model: LatentModel, cache: str) -> Ring:
 def shortened(model: LatentModel, cache: str, missing: int) -> LatentModel:
     """The model with one of its rings so many columns short of what is planned."""
     spec = ring_of(model, cache)
-    short = ShortRing(spec.name, spec.layers, spec.parts, spec.window, missing, saved=spec.saved)
+    short = ShortRing(spec.name, spec.layers, spec.parts, spec.window, spec.held, missing)
     caches = tuple(short if each is spec else each for each in model.description.caches)
     changed = copy.copy(model)
     changed.description = replace(model.description, caches=caches)

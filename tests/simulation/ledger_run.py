@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from surefoot.ids import PageId, SlotId
+from surefoot.ids import PageId
 from surefoot.state.ledger import Lease, Ledger, LedgerLimits
 from surefoot.state.plan import MemoryPlan
 from surefoot.state.spec import CacheSpec
@@ -275,5 +275,5 @@ class LedgerRun:
         ledger.release(lease, [99], publish=False)
         self._called("release")
         assert ledger.free_pages == plan.pages
-        rows = sorted([*ledger._free_slots, *ledger._free_points])
-        assert rows == [SlotId(row) for row in range(1, plan.slots + plan.points + 1)]
+        assert sorted(ledger._free_slots) == list(range(1, plan.slots + 1))
+        assert sorted(ledger._free_points) == list(range(plan.points))

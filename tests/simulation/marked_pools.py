@@ -42,8 +42,8 @@ class MarkedPools:
     def apply(self, work: Work, ledger: Ledger) -> None:
         """Carry out what was recorded, and spoil all that nobody owns."""
         self.pools.apply(work)
-        rows = (SINK_SLOT, *ledger._free_slots, *ledger._free_points)
-        self.pools.poison([SINK_PAGE, *ledger._free_pages], rows, torch.nan)
+        pages, slots = [SINK_PAGE, *ledger._free_pages], [SINK_SLOT, *ledger._free_slots]
+        self.pools.poison(pages, slots, ledger._free_points, torch.nan)
 
     def write(self, lease: Lease, first: int, marks: Sequence[int], drafter: bool) -> None:
         """What the model, or its drafter, writes of positions from `first` on."""
@@ -86,7 +86,7 @@ class MarkedPools:
         kind, _, raw = spec.name.partition(".")
         if spec.name == "draft.recent":
             return
-        assert bool(ring.isfinite().all()) or not spec.saved_columns, f"{spec.name}: not cleared"
+        assert bool(ring.isfinite().all()) or spec.held is None, f"{spec.name}: not cleared"
         if raw != "raw":
             self._compare(spec.name, ring, truth, range(end - self._window + 1, end), known)
             return

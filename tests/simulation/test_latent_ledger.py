@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from surefoot.ids import SlotId
-from surefoot.state.ledger import Copy, Lease, Ledger, Work
-from surefoot.state.spec import CacheSpec, Ring
+from surefoot.ids import PointId
+from surefoot.state.ledger import Clear, Lease, Ledger, Save, Work
+from surefoot.state.spec import CacheSpec
 from surefoot.testing.tiny_latents import TinyLatentSizes
 from tests.simulation.ledger_run import LedgerRun, Setting
-from tests.unit.state.latents import lacking
+from tests.unit.state.latents import lacking, other_span
 
 # In one pages give way before their points do, in the other points before their pages.
 SHORT = Setting(TinyLatentSizes(), page=16, points=20)
@@ -90,10 +90,11 @@ class GivesBackTwice(Ledger):
 class SavesElsewhere(Ledger):
     """Points are taken as if their page ended one token later."""
 
-    def _record_point(self, lease: Lease, row: SlotId) -> None:
-        super()._record_point(lease, row)
-        source, target, end = self._work.copies.pop()
-        self._work.copies.append(Copy(source, target, end + 1))
+    def _record_point(self, lease: Lease, point: PointId) -> None:
+        super()._record_point(lease, point)
+        saved = self._work.moves.pop()
+        assert isinstance(saved, Save)
+        self._work.moves.append(replace(saved, end=saved.end + 1))
 
 
 class NoPoints(Ledger):
@@ -101,7 +102,7 @@ class NoPoints(Ledger):
 
     def take_work(self) -> Work:
         work = super().take_work()
-        return Work(work.clear_pages, [copy for copy in work.copies if copy.source is None])
+        return Work(work.clear_pages, [move for move in work.moves if isinstance(move, Clear)])
 
 
 @pytest.mark.parametrize(
@@ -125,25 +126,14 @@ def test_a_fault_in_the_books_is_found(
         run(replace(setting, ledger=ledger), 3)
 
 
-def other_half(spec: CacheSpec) -> CacheSpec:
-    """Points hold the half of raw rows that the next window does not read."""
-    if spec.name != "sparse.raw":
-        return spec
-    assert isinstance(spec, Ring)
-    parts = [
-        replace(part, saved=tuple((stop, 2 * stop - start) for start, stop in part.saved))
-        for part in spec.parts
-    ]
-    return replace(spec, parts=tuple(parts))
-
-
 @pytest.mark.parametrize(
     ("change", "symptom"),
     [
         (lacking("window"), "^window"),
         (lacking("mtp.window"), "^mtp.window"),
         (lacking("sparse.raw"), "^sparse.raw"),
-        (other_half, "^sparse.raw"),
+        (other_span("kv", 0), "^sparse.raw"),
+        (other_span("index", 1), "^sparse.raw"),
     ],
 )
 @pytest.mark.parametrize("setting", [SHORT, REAL], ids=["short", "real"])

@@ -6,6 +6,7 @@ import pytest
 
 from surefoot.backend.operands import Fold
 from surefoot.engine.rows import PlannedRow
+from surefoot.ids import PointId, SlotId
 from surefoot.testing.fakes import HashRunner
 from surefoot.testing.scenarios import make_scenario
 from surefoot.testing.simulate import Parts, Simulation, SimulationFault
@@ -49,7 +50,7 @@ class FoldOneShort(HashRunner):
 class PointsWithoutRing(HashRunner):
     """A resume point has the checkpoint, but not the ring of the window."""
 
-    def _save(self, slot: int, point: int, end: int) -> None:
+    def _save(self, slot: SlotId, point: PointId, end: int) -> None:
         super()._save(slot, point, end)
         window, checkpoint = self._points[point]
         self._points[point] = [0] * len(window), checkpoint
@@ -58,7 +59,7 @@ class PointsWithoutRing(HashRunner):
 class PointsWithoutCheckpoint(HashRunner):
     """A resume point has the ring of the window, but not the checkpoint."""
 
-    def _save(self, slot: int, point: int, end: int) -> None:
+    def _save(self, slot: SlotId, point: PointId, end: int) -> None:
         super()._save(slot, point, end)
         self._points[point] = self._points[point][0], 0
 

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
-from surefoot.ids import PageId, SlotId
-from surefoot.state.ledger import Copy, Work
+from surefoot.ids import PageId, PointId, SlotId
+from surefoot.state.ledger import Clear, Restore, Save, Work
 from surefoot.state.plan import plan_memory
 from surefoot.state.pool import Pools
-from surefoot.state.spec import CacheSpec, Paged, Part, Recurrent, Ring
+from surefoot.state.spec import CacheSpec, Held, Paged, Part, Recurrent, Ring
 
 K, V = Part("k", (2, 3), "float32"), Part("v", (2, 3), "bfloat16")
 KV = Paged("kv", 2, (K, V))
 LATENT = Paged("latent", 1, (Part("c", (5,), "float32"),), ratio=4)
-WINDOW = Ring("window", 3, (K,), window=6)
+WINDOW = Ring("window", 3, (K,), 6, Held(6))
 DELTA = Recurrent(
     "delta", 1, (Part("state", (2, 4), "float32"),), (Part("x", (7,), "float32"),), block=8
 )
-RAW = Ring("raw", 2, (Part("y", (6,), "float32", saved=((0, 2), (3, 4))),), window=8, saved=4)
-SCRATCH = Ring("scratch", 1, (K,), window=8, saved=0)
+RAW = Ring("raw", 2, (Part("y", (6,), "float32"),), 8, Held(4, {"y": ((0, 2), (3, 4))}))
+SCRATCH = Ring("scratch", 1, (K,), 8, held=None)
 SPECS: tuple[CacheSpec, ...] = (KV, LATENT, WINDOW, DELTA)
 
 
@@ -40,6 +41,11 @@ def pools_of(*specs: CacheSpec) -> Pools:
     return pools
 
 
+def points_of(pools: Pools, cache: str, part: str) -> list[Tensor]:
+    """What resume points hold of it, one tensor for each span: [layers, points, ...]."""
+    return [saved.points for saved in pools._saved.get((cache, part), ())]
+
+
 def test_pools_have_the_shapes_of_their_specs() -> None:
     pools = pools_of(*SPECS)
     pages = pools.paged("kv", "k").shape[1]
@@ -54,7 +60,7 @@ def test_pools_have_the_shapes_of_their_specs() -> None:
 
 def test_points_hold_windows_and_checkpoints_and_no_more() -> None:
     pools = pools_of(*SPECS, RAW, SCRATCH)
-    shapes = {name: [held.shape for held in pools.points(*name)] for name in pools._rows}
+    shapes = {name: [held.shape for held in points_of(pools, *name)] for name in pools._rows}
     assert shapes == {
         ("window", "k"): [(3, 2, 6, 2, 3)],
         ("delta", "state"): [(1, 2, 2, 4)],
@@ -66,9 +72,9 @@ def test_points_hold_windows_and_checkpoints_and_no_more() -> None:
 
 def test_a_ring_outside_of_points_is_neither_cleared_nor_copied() -> None:
     pools = pools_of(KV, WINDOW, SCRATCH)
-    pools.poison([], [SlotId(row) for row in (1, 2, 3)], 3.0)
-    one, two, three, point = (SlotId(row) for row in (1, 2, 3, 5))
-    pools.apply(Work([], [Copy(None, one, 0), Copy(two, point, 8), Copy(point, three, 8)]))
+    one, two, three, point = SlotId(1), SlotId(2), SlotId(3), PointId(1)
+    pools.poison([], [one, two, three], [], 3.0)
+    pools.apply(Work([], [Clear(one), Save(two, point, 8), Restore(point, three, 8)]))
     saved, scratch = pools.rows("window", "k"), pools.rows("scratch", "k")
     assert [bool(saved[:, row].any()) for row in (one, two, three)] == [False, True, True]
     assert [bool((scratch[:, row] == 3).all()) for row in (one, two, three)] == [True] * 3
@@ -89,7 +95,7 @@ def test_bytes_are_those_of_the_plan(specs: tuple[CacheSpec, ...]) -> None:
 
 def test_handed_out_pages_are_cleared_and_others_are_not() -> None:
     pools = pools_of(KV, LATENT)
-    pools.poison([PageId(page) for page in range(4)], [], 3.0)
+    pools.poison([PageId(page) for page in range(4)], [], [], 3.0)
     pools.apply(Work(clear_pages=[PageId(1), PageId(2), PageId(1)]))
     for name, part in (("kv", "k"), ("kv", "v"), ("latent", "c")):
         pool = pools.paged(name, part)
@@ -97,15 +103,15 @@ def test_handed_out_pages_are_cleared_and_others_are_not() -> None:
         assert (pool[:, [0, 3]] == 3).all()
 
 
-def test_copies_happen_in_order() -> None:
+def test_moves_happen_in_order() -> None:
     """A slot is saved to a point, cleared for the next request and filled from another point."""
     pools = pools_of(WINDOW, DELTA)
-    slot, saved, other = SlotId(1), SlotId(4), SlotId(5)
-    pools.poison([], [slot], 1.0)
-    pools.poison([], [other], 2.0)
-    pools.apply(Work(copies=[Copy(slot, saved, 8), Copy(None, slot, 0), Copy(other, slot, 8)]))
+    slot, saved, other = SlotId(1), PointId(0), PointId(1)
+    pools.poison([], [slot], [], 1.0)
+    pools.poison([], [], [other], 2.0)
+    pools.apply(Work([], [Save(slot, saved, 8), Clear(slot), Restore(other, slot, 8)]))
     for cache, part in (("window", "k"), ("delta", "state")):
-        [points], rows = pools.points(cache, part), pools.rows(cache, part)
+        [points], rows = points_of(pools, cache, part), pools.rows(cache, part)
         assert (points[:, 0] == 1).all()
         assert (points[:, 1] == 2).all()
         assert (rows[:, slot] == 2).any()
@@ -116,16 +122,16 @@ def test_copies_happen_in_order() -> None:
 @pytest.mark.parametrize("end", [8, 16, 24, 64, 80])
 def test_a_row_restored_has_what_was_saved_and_zeros_elsewhere(end: int) -> None:
     pools = pools_of(WINDOW, DELTA, RAW)
-    one, two, point = SlotId(1), SlotId(3), SlotId(5)
+    one, two, point = SlotId(1), SlotId(3), PointId(1)
     names = list(pools._rows)
     for name in names:
         rows = pools.rows(*name)
         rows[:, one] = torch.rand(rows[:, one].shape, generator=torch.Generator().manual_seed(3))
     before = {name: pools.rows(*name)[:, one].clone() for name in names}
-    pools.poison([], [two, point], torch.nan)
-    pools.apply(Work(copies=[Copy(one, point, end)]))
-    pools.poison([], [one], torch.nan)
-    pools.apply(Work(copies=[Copy(point, two, end)]))
+    pools.poison([], [two], [point], torch.nan)
+    pools.apply(Work([], [Save(one, point, end)]))
+    pools.poison([], [one], [], torch.nan)
+    pools.apply(Work([], [Restore(point, two, end)]))
     # Which columns of a ring, and which of an entry's numbers, a page leaves to the next one.
     window = [position % 9 for position in range(end - 6, end)]
     raw = [position % 11 for position in range(end - 4, end)]
@@ -137,10 +143,10 @@ def test_a_row_restored_has_what_was_saved_and_zeros_elsewhere(end: int) -> None
         assert torch.equal(pools.rows(*name)[:, two], before[name].where(kept[name], 0)), name
 
 
-def test_a_row_without_source_is_cleared() -> None:
+def test_one_row_is_cleared_and_no_other() -> None:
     pools = pools_of(WINDOW)
     pools.rows("window", "k")[:] = 1.0
-    pools.apply(Work(copies=[Copy(None, SlotId(2), 0)]))
+    pools.apply(Work([], [Clear(SlotId(2))]))
     rows = pools.rows("window", "k")
     assert rows[:, 2].count_nonzero() == 0
     assert (rows[:, [0, 1, 3]] == 1).all()
@@ -148,7 +154,7 @@ def test_a_row_without_source_is_cleared() -> None:
 
 def test_no_work_changes_nothing() -> None:
     pools = pools_of(*SPECS)
-    pools.poison([PageId(1)], [SlotId(1)], 3.0)
+    pools.poison([PageId(1)], [SlotId(1)], [], 3.0)
     before = pools.paged("kv", "k").clone(), pools.rows("window", "k").clone()
     pools.apply(Work())
     assert torch.equal(pools.paged("kv", "k"), before[0])
@@ -157,7 +163,7 @@ def test_no_work_changes_nothing() -> None:
 
 def test_poison_fills_pages_and_rows_of_all_caches() -> None:
     pools = pools_of(*SPECS)
-    pools.poison([PageId(2)], [SlotId(3), SlotId(4)], float("nan"))
+    pools.poison([PageId(2)], [SlotId(3)], [PointId(0)], float("nan"))
     for name, part in (("kv", "k"), ("kv", "v"), ("latent", "c")):
         pool = pools.paged(name, part)
         assert pool[:, 2].isnan().all()
@@ -167,13 +173,13 @@ def test_poison_fills_pages_and_rows_of_all_caches() -> None:
         assert rows[:, 3].isnan().all()
         assert not rows[:, [0, 1, 2]].isnan().any()
     for name, part in (("window", "k"), ("delta", "state")):
-        [points] = pools.points(name, part)
+        [points] = points_of(pools, name, part)
         assert points[:, 0].isnan().all()
         assert not points[:, 1].isnan().any()
 
 
 def test_poison_leaves_integers_alone() -> None:
     pools = pools_of(Paged("index", 1, (Part("id", (1,), "int32"), K)))
-    pools.poison([PageId(1)], [], float("nan"))
+    pools.poison([PageId(1)], [], [], float("nan"))
     assert pools.paged("index", "id").count_nonzero() == 0
     assert pools.paged("index", "k")[:, 1].isnan().all()

@@ -17,7 +17,7 @@ from surefoot.ids import RequestId
 from surefoot.model.model import Model
 from surefoot.sample.choose import try_choose
 from surefoot.sample.context import Contexts
-from surefoot.state.ledger import Copy, Lease, Work
+from surefoot.state.ledger import Clear, Lease, Work
 from surefoot.state.pool import Pools
 from surefoot.state.spec import recurrent_block
 from surefoot.step import Row, Step, fold_due
@@ -121,7 +121,7 @@ class ModelDrafter:
         """
         for lease in leases:
             if self._block and lease.drafted == lease.draft_from > 0:
-                self._pools.apply(Work([], [Copy(None, lease.slot, 0)]))
+                self._pools.apply(Work([], [Clear(lease.slot)]))
 
     def forget(self, request: RequestId) -> None:
         """See Drafter; the caches need nothing, they are addressed by position."""

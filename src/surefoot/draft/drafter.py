@@ -62,7 +62,7 @@ class Drafter(Protocol):
         ...
 
     def prepare(self, work: Work) -> None:
-        """Clear and copy cache rows as the ledger recorded; called before each step, in portions.
+        """Clear, save and restore rows as the ledger recorded; called in portions before each step.
 
         A portion that fails comes again before anything else is asked.
         """

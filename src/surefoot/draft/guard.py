@@ -53,7 +53,7 @@ class GuardedDrafter:
         if self.disabled:
             return
         self._undone.append(Work(work.clear_pages, []))
-        self._undone.extend(Work([], [copy]) for copy in work.copies)
+        self._undone.extend(Work([], [move]) for move in work.moves)
         self._try("prepare", self._prepare_undone)
 
     def _prepare_undone(self) -> None:

@@ -53,7 +53,7 @@ def mtp_caches(description: Description, dtype: str, page_tokens: int) -> tuple[
     return (
         *description.draft_caches,
         boundary,
-        Ring(_RECENT, 1, (state,), page_tokens, saved=0),
+        Ring(_RECENT, 1, (state,), page_tokens, held=None),
     )
 
 

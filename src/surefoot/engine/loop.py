@@ -97,15 +97,15 @@ class Loop:
         return self._runner.run(rows), draft_s
 
     def _prepare(self) -> None:
-        """Clear and copy cache rows as the ledger recorded.
+        """Clear, save and restore slot rows as the ledger recorded.
 
-        A resume point exists for the ledger as soon as its copy is recorded. So what a failed step
+        A resume point exists for the ledger as soon as its save is recorded. So what a failed step
         did not get to is done before the next forward, in order and nothing twice.
         """
         work = self._ledger.take_work()
         self._drafter.prepare(work)
         self._undone.append(Work(work.clear_pages, []))
-        self._undone.extend(Work([], [copy]) for copy in work.copies)
+        self._undone.extend(Work([], [move]) for move in work.moves)
         while self._undone:
             self._runner.prepare(self._undone[0])
             self._undone.popleft()

@@ -39,7 +39,7 @@ class Runner(Protocol):
     """Computes planned rows. The seam between the loop and a model, real or pretended."""
 
     def prepare(self, work: Work) -> None:
-        """Clear and copy cache rows as the ledger recorded."""
+        """Clear, save and restore slot rows as the ledger recorded."""
         ...
 
     def run(self, rows: Sequence[PlannedRow]) -> StepResult:

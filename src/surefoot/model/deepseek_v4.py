@@ -37,7 +37,7 @@ from surefoot.model.layers.rotary import Rotary, make_partial_rotary
 from surefoot.model.layers.routed import RoutedFeed
 from surefoot.model.model import Description, DraftHead
 from surefoot.state.pool import Pools
-from surefoot.state.spec import CacheSpec, Paged, Part, Ring
+from surefoot.state.spec import CacheSpec, Held, Paged, Part, Ring
 from surefoot.step import Batch
 from surefoot.weights.load import TensorTaker
 
@@ -76,25 +76,30 @@ def _caches(config: LatentConfig, dtype: str, prefix: str) -> tuple[CacheSpec, .
         if kind == SPARSE:
             sizes["index"] = config.indexer.size
         entries = tuple(Part(name, (size,), dtype) for name, size in sizes.items())
-        raw = tuple(_raw_part(name, size, compressor) for name, size in sizes.items())
+        raw = tuple(
+            Part(name, (2 * compressor.width(size),), "float32") for name, size in sizes.items()
+        )
+        held = _held_raw(sizes, compressor)
         caches.append(Paged(prefix + kind, layers, entries, compressor.ratio))
-        # A page ends with a window. Where windows overlap, the next entry reads the last one too.
-        saved = compressor.ratio if compressor.overlapped else 0
-        caches.append(Ring(f"{prefix}{kind}.raw", layers, raw, compressor.window, saved=saved))
+        caches.append(Ring(f"{prefix}{kind}.raw", layers, raw, compressor.window, held))
     return tuple(caches)
 
 
-def _raw_part(name: str, size: int, compressor: Compressor) -> Part:
-    """Raw rows of entries of `size`; of values and of scores the next window reads one half."""
-    width = compressor.width(size)
-    saved = ((0, size), (width, width + size)) if compressor.overlapped else ()
-    return Part(name, (2 * width,), "float32", saved)
+def _held_raw(sizes: Mapping[str, int], compressor: Compressor) -> Held | None:
+    """A page ends with a window. Where windows overlap, the next entry reads the last one too.
+
+    A raw row then has 2 size values and as many scores; of both it reads the first half.
+    """
+    if not compressor.overlapped:
+        return None
+    spans = {name: ((0, size), (2 * size, 3 * size)) for name, size in sizes.items()}
+    return Held(compressor.ratio, spans)
 
 
 def _window(config: LatentConfig, dtype: str, name: str, layers: int) -> Ring:
     part, window = Part("kv", (config.attention.size,), dtype), config.attention.window
     # A token sees itself in its window, so the one behind a page needs one position less of it.
-    return Ring(name, layers, (part,), window, saved=window - 1)
+    return Ring(name, layers, (part,), window, Held(window - 1))
 
 
 def _mtp_cache(prefix: str) -> str:

@@ -22,7 +22,7 @@ from surefoot.model.layers.head import take_head
 from surefoot.model.layers.rotary import make_rotary
 from surefoot.model.model import ConfigReader, Description, DraftHead
 from surefoot.state.pool import Pools
-from surefoot.state.spec import CacheSpec, Paged, Part, Ring
+from surefoot.state.spec import CacheSpec, Held, Paged, Part, Ring
 from surefoot.step import Batch
 from surefoot.weights.load import TensorTaker
 
@@ -163,7 +163,7 @@ def _caches(config: LlamaConfig, dtype: str, prefix: str) -> tuple[CacheSpec, ..
         caches.append(Paged(prefix + "kv", full, parts))
     for window in {window for window in config.windows if window is not None}:
         layers = sum(other == window for other in config.windows)
-        caches.append(Ring(prefix + "window", layers, parts, window))
+        caches.append(Ring(prefix + "window", layers, parts, window, Held(window)))
     return tuple(caches)
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from surefoot.ids import PageId, SlotId
+from surefoot.ids import PageId, PointId, SlotId
 from surefoot.state.prefix import LedgerFault, Node
 
 
@@ -17,9 +16,9 @@ class LedgerLimits:
     Attributes:
         pages: usable pages; their ids are 1 .. pages, the sink is not counted.
         slots: usable slots; their ids are 1 .. slots, the sink is not counted.
-        points: resume points; their ids go on behind those of the slots.
+        points: resume points; their ids are 0 .. points - 1.
         page_tokens: tokens per page, P.
-        bounded: the model has Ring or Recurrent caches, so it resumes at points only.
+        bounded: resume points hold some cache, a Ring or Recurrent, so requests resume there only.
         point_every: prefill takes points at pages 1, 2, 4, ... up to this, then at its multiples.
         prefix_cache: whether pages of one request may serve another.
     """
@@ -40,19 +39,32 @@ class LedgerLimits:
         return (page // every + 1) * every
 
 
-class Copy(NamedTuple):
-    """Saves a slot row to a resume point, restores one to a slot row, or clears a slot row.
+@dataclass(frozen=True)
+class Clear:
+    """A slot row becomes zeros."""
 
-    Attributes:
-        source: the slot row, or the point; None means zeros.
-        target: the point, or the slot row.
-        end: what is saved or restored is the state behind the positions below it, a whole number of
-            pages; 0 where a row is cleared.
-    """
+    slot: SlotId
 
-    source: SlotId | None
-    target: SlotId
+
+@dataclass(frozen=True)
+class Save:
+    """A resume point gets what a slot row holds behind the positions below `end`, whole pages."""
+
+    slot: SlotId
+    point: PointId
     end: int
+
+
+@dataclass(frozen=True)
+class Restore:
+    """A slot row becomes what was saved behind the positions below `end`, and zeros elsewhere."""
+
+    point: PointId
+    slot: SlotId
+    end: int
+
+
+Move = Clear | Save | Restore
 
 
 @dataclass
@@ -61,12 +73,12 @@ class Work:
 
     Attributes:
         clear_pages: pages to fill with zeros, in any order; one may be named twice.
-        copies: to be carried out in this order. The order matters: a row may be saved to a point,
+        moves: to be carried out in this order. The order matters: a row may be saved to a point,
             cleared for the next request and restored from another point within one list.
     """
 
     clear_pages: list[PageId] = field(default_factory=list)
-    copies: list[Copy] = field(default_factory=list)
+    moves: list[Move] = field(default_factory=list)
 
 
 class Lease:

@@ -18,11 +18,11 @@ from collections import Counter
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
-from surefoot.ids import PageId, SlotId
-from surefoot.state.lease import Copy, Lease, LedgerLimits, Work, audit_owners
+from surefoot.ids import PageId, PointId, SlotId
+from surefoot.state.lease import Clear, Lease, LedgerLimits, Restore, Save, Work, audit_owners
 from surefoot.state.prefix import LedgerFault, Node, PrefixTree
 
-__all__ = ["Copy", "Lease", "Ledger", "LedgerFault", "LedgerLimits", "Work"]
+__all__ = ["Clear", "Lease", "Ledger", "LedgerFault", "LedgerLimits", "Restore", "Save", "Work"]
 
 _NEVER = 1 << 62
 
@@ -44,7 +44,7 @@ class Ledger:
         # Heaps: the lowest id goes first, so a lone request gets consecutive pages.
         self._free_pages = [PageId(page) for page in range(1, limits.pages + 1)]
         self._free_slots = [SlotId(slot) for slot in range(1, limits.slots + 1)]
-        self._free_points = [SlotId(limits.slots + row) for row in range(1, limits.points + 1)]
+        self._free_points = [PointId(point) for point in range(limits.points)]
         self._private = 0
         self._leases: set[Lease] = set()
         self._work = Work()
@@ -247,13 +247,12 @@ class Ledger:
             raise LedgerFault(f"{counted} pages are private, the count says {self._private}")
 
     def _audit_rows(self, nodes: Sequence[Node]) -> None:
-        slots, points = self.limits.slots, self.limits.points
         leased = [lease.slot for lease in self._leases]
         saved = [node.point for node in nodes if node.point is not None]
-        owners = [("the free slots", self._free_slots), ("the leases", leased)]
-        audit_owners("slot", owners, range(1, slots + 1))
-        owners = [("the free points", self._free_points), ("the prefix tree", saved)]
-        audit_owners("point", owners, range(slots + 1, slots + points + 1))
+        slots = [("the free slots", self._free_slots), ("the leases", leased)]
+        audit_owners("slot", slots, range(1, self.limits.slots + 1))
+        points = [("the free points", self._free_points), ("the prefix tree", saved)]
+        audit_owners("point", points, range(self.limits.points))
 
     def _check_open(self, lease: Lease) -> None:
         if lease not in self._leases:
@@ -274,18 +273,20 @@ class Ledger:
         evicted = self.tree.evict_page()
         if evicted is None:
             raise LedgerFault(f"nothing to evict, but {self.tree.cached} pages count as cached")
-        page, row = evicted
+        page, point = evicted
         heappush(self._free_pages, page)
-        if row is not None:
-            heappush(self._free_points, row)
+        if point is not None:
+            heappush(self._free_points, point)
 
     def _slot_for(self, path: Sequence[Node]) -> SlotId:
         """A slot row that holds what a cursor at the end of `path` needs: zeros, or the point."""
         slot = heappop(self._free_slots)
         if not (self.limits.bounded and path):
-            self._work.copies.append(Copy(None, slot, 0))
+            self._work.moves.append(Clear(slot))
             return slot
-        self._work.copies.append(Copy(path[-1].point, slot, len(path) * self._page_tokens))
+        point = path[-1].point
+        assert point is not None, "what a bounded tree matches ends at a point"
+        self._work.moves.append(Restore(point, slot, len(path) * self._page_tokens))
         # Another request can use this point, so it stays where it is.
         path[-1].rolling = False
         return slot
@@ -342,9 +343,11 @@ class Ledger:
             node.rolling = False
             self._renew(lease, node.point)
             return
-        row = self._point_row() or self._own_point_row(lease)
-        if row is not None:
-            self._save(lease, row, rolling=False)
+        point = self._spare_point()
+        if point is None:
+            point = self._own_point(lease)
+        if point is not None:
+            self._save(lease, point, rolling=False)
 
     def _take_rolling_point(self, lease: Lease) -> None:
         point = lease.path[-1].point
@@ -352,33 +355,33 @@ class Ledger:
             self._renew(lease, point)
             return
         old = lease.rolling
-        row = self.tree.detach(old) if old is not None and old.rolling else self._point_row()
-        if row is not None:
-            self._save(lease, row, rolling=True)
+        point = self.tree.detach(old) if old is not None and old.rolling else self._spare_point()
+        if point is not None:
+            self._save(lease, point, rolling=True)
             lease.rolling = lease.path[-1]
 
-    def _save(self, lease: Lease, row: SlotId, rolling: bool) -> None:
-        self.tree.attach(lease.path[-1], row, rolling, lease.drafts_along(self._page_tokens))
-        self._record_point(lease, row)
+    def _save(self, lease: Lease, point: PointId, rolling: bool) -> None:
+        self.tree.attach(lease.path[-1], point, rolling, lease.drafts_along(self._page_tokens))
+        self._record_point(lease, point)
 
-    def _renew(self, lease: Lease, row: SlotId) -> None:
+    def _renew(self, lease: Lease, point: PointId) -> None:
         """Save the slot row over a point that lacks the drafter's state, if it has that."""
         node = lease.path[-1]
         if not node.point_drafted and lease.drafts_along(self._page_tokens):
             node.point_drafted = True
-            self._record_point(lease, row)
+            self._record_point(lease, point)
 
-    def _record_point(self, lease: Lease, row: SlotId) -> None:
+    def _record_point(self, lease: Lease, point: PointId) -> None:
         """Have the slot row saved as it is at the page boundary just published."""
         end = len(lease.path) * self._page_tokens
-        self._work.copies.append(Copy(lease.slot, row, end))
+        self._work.moves.append(Save(lease.slot, point, end))
 
-    def _point_row(self) -> SlotId | None:
-        """A row for a new point: a free one, or that of the point nobody used for longest."""
+    def _spare_point(self) -> PointId | None:
+        """A free point, or the one that nobody used for longest."""
         return heappop(self._free_points) if self._free_points else self.tree.evict_point()
 
-    def _own_point_row(self, lease: Lease) -> SlotId | None:
-        """The row of the lease's own last point, which its next one replaces in a full pool.
+    def _own_point(self, lease: Lease) -> PointId | None:
+        """The lease's own last point, which its next one replaces in a full pool.
 
         So the first points of a long prompt stay, which others may share, and the last one comes.
         """

@@ -122,7 +122,7 @@ def _check_sizes(specs: Sequence[CacheSpec], page_tokens: int, draft_tokens: int
     assert len(set(names)) == len(names), f"cache names repeat: {names}"
     for spec in specs:
         if isinstance(spec, Ring):
-            assert spec.saved_columns <= spec.window, f"cache {spec.name} saves more than it keeps"
+            _check_held(spec)
             continue
         unit = spec.ratio if isinstance(spec, Paged) else spec.block
         if page_tokens < 1 or page_tokens % unit:
@@ -137,6 +137,14 @@ def _check_sizes(specs: Sequence[CacheSpec], page_tokens: int, draft_tokens: int
                 f"cache {spec.name} allows drafts of at most {spec.block - 1} tokens "
                 f"(its block is {spec.block}), not {draft_tokens}",
             )
+
+
+def _check_held(ring: Ring) -> None:
+    if ring.held is None:
+        return
+    assert ring.held.columns <= ring.window, f"points hold more of {ring.name} than it keeps"
+    strange = ring.held.spans.keys() - {part.name for part in ring.parts}
+    assert not strange, f"cache {ring.name} has no parts {sorted(strange)}"
 
 
 def _shortage(least: MemoryPlan, max_model_len: int, budget_bytes: int) -> str:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from surefoot.ids import PageId, SlotId
-from surefoot.state.ledger import Work
+from surefoot.ids import PageId, PointId, SlotId
+from surefoot.state.ledger import Clear, Restore, Save, Work
 from surefoot.state.plan import MemoryPlan
 from surefoot.state.spec import CacheSpec, Paged, Part, Recurrent, Ring, in_points
 
@@ -37,7 +37,7 @@ class _Saved:
     points: Tensor
     columns: int | None
 
-    def pieces(self, slot: int, point: int, end: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def pieces(self, slot: SlotId, point: PointId, end: int) -> Iterator[tuple[Tensor, Tensor]]:
         """A slot row and a point in pieces that match; the state is that behind `end` positions."""
         row, saved = self.rows[:, slot], self.points[:, point]
         if self.columns is None:
@@ -65,7 +65,6 @@ class Pools:
         self._rows: dict[tuple[str, str], Tensor] = {}
         self._cleared: list[Tensor] = []
         self._saved: dict[tuple[str, str], list[_Saved]] = {}
-        self._slots = plan.slots
         for spec in specs:
             if isinstance(spec, Paged):
                 entries = plan.page_tokens // spec.ratio
@@ -82,15 +81,17 @@ class Pools:
 
     def _add_ring(self, spec: Ring | Recurrent, parts: Sequence[Part], plan: MemoryPlan) -> None:
         """The tensors of a ring, and what points hold of it; of a checkpoint's inputs nothing."""
-        columns = spec.saved_columns if isinstance(spec, Ring) else 0
+        held = spec.held if isinstance(spec, Ring) else None
         for part in parts:
             shape = (spec.layers, 1 + plan.slots, spec.capacity(plan.draft_tokens), *part.shape)
             rows = self._rows[spec.name, part.name] = _zeros(shape, part, self.device)
             if in_points(spec):
                 self._cleared.append(rows)
-            for start, stop in part.spans if columns else ():
-                kept = (spec.layers, plan.points, columns, *part.shape[:-1], stop - start)
-                saved = _Saved(rows[..., start:stop], _zeros(kept, part, self.device), columns)
+            if held is None:
+                continue
+            for start, stop in held.spans_of(part):
+                kept = (spec.layers, plan.points, held.columns, *part.shape[:-1], stop - start)
+                saved = _Saved(rows[..., start:stop], _zeros(kept, part, self.device), held.columns)
                 self._saved.setdefault((spec.name, part.name), []).append(saved)
 
     def _add_checkpoint(self, spec: Recurrent, plan: MemoryPlan) -> None:
@@ -109,10 +110,6 @@ class Pools:
         """[layers, slots, capacity, *shape] of a ring, [layers, slots, *shape] of a checkpoint."""
         return self._rows[cache, part]
 
-    def points(self, cache: str, part: str) -> list[Tensor]:
-        """What resume points hold of it, one tensor for each span: [layers, points, ...]."""
-        return [saved.points for saved in self._saved.get((cache, part), ())]
-
     def layers(self, cache: str, part: str) -> Sequence[Tensor]:
         """The same as `paged` or `rows`, layer by layer; made once, as models ask in every step."""
         return self._layers[cache, part]
@@ -125,41 +122,47 @@ class Pools:
         """
         if work.clear_pages:
             _fill(self._paged.values(), work.clear_pages, 0)
-        for source, target, end in work.copies:
-            if source is not None and target > self._slots:
-                for row, saved in self._pieces(source, target, end):
-                    saved.copy_(row)
-                continue
-            for pool in self._cleared:
-                pool[:, target] = 0
-            if source is not None:
-                for row, saved in self._pieces(target, source, end):
-                    row.copy_(saved)
+        for move in work.moves:
+            match move:
+                case Clear(slot):
+                    self._clear(slot)
+                case Save(slot, point, end):
+                    for row, saved in self._pieces(slot, point, end):
+                        saved.copy_(row)
+                case Restore(point, slot, end):
+                    self._clear(slot)
+                    for row, saved in self._pieces(slot, point, end):
+                        row.copy_(saved)
 
-    def _pieces(self, slot: SlotId, point: SlotId, end: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _clear(self, slot: SlotId) -> None:
+        for pool in self._cleared:
+            pool[:, slot] = 0
+
+    def _pieces(self, slot: SlotId, point: PointId, end: int) -> Iterator[tuple[Tensor, Tensor]]:
         """A slot row and a resume point, all that points hold of all caches."""
-        number = point - self._slots - 1
         for each in self._saved.values():
             for saved in each:
-                yield from saved.pieces(slot, number, end)
+                yield from saved.pieces(slot, point, end)
 
-    def poison(self, pages: Sequence[PageId], rows: Sequence[SlotId], value: float) -> None:
-        """Fill pages, slot rows and points with `value`: tests show with it that nobody reads them.
-
-        `rows` may name slot rows and points.
-        """
+    def poison(
+        self,
+        pages: Sequence[PageId],
+        slots: Sequence[SlotId],
+        points: Sequence[PointId],
+        value: float,
+    ) -> None:
+        """Fill these with `value`: tests show with it that nobody reads them."""
         _fill(_floats(self._paged.values()), pages, value)
-        _fill(_floats(self._rows.values()), [row for row in rows if row <= self._slots], value)
-        points = [row - self._slots - 1 for row in rows if row > self._slots]
-        _fill(_floats(self._all_points()), points, value)
+        _fill(_floats(self._rows.values()), slots, value)
+        _fill(_floats(self._points()), points, value)
 
-    def _all_points(self) -> list[Tensor]:
+    def _points(self) -> list[Tensor]:
         return [saved.points for each in self._saved.values() for saved in each]
 
     @property
     def bytes(self) -> int:
         """What all pools take."""
-        pools = (*self._paged.values(), *self._rows.values(), *self._all_points())
+        pools = (*self._paged.values(), *self._rows.values(), *self._points())
         return sum(pool.numel() * pool.element_size() for pool in pools)
 
 

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush, heapreplace
 
-from surefoot.ids import SINK_PAGE, PageId, SlotId
+from surefoot.ids import SINK_PAGE, PageId, PointId
 
 
 class LedgerFault(AssertionError):
@@ -32,9 +32,9 @@ class Node:
         parent: the page before it; None for the root only.
         children: the pages that followed it, by key.
         holders: how many leases hold it.
-        point: row of the resume point at the end of this page, if there is one.
+        point: the resume point at the end of this page, if there is one.
         rolling: the point moves on with the request that took it.
-        point_drafted: the point's row is right in the drafter's caches too.
+        point_drafted: the point is right in the drafter's caches too.
         drafted: the page carries the drafter's state too.
         last_used: the tree's clock when it was last let go.
     """
@@ -60,7 +60,7 @@ class Node:
         self.parent = parent
         self.children: dict[tuple[int, ...], Node] = {}
         self.holders = 0
-        self.point: SlotId | None = None
+        self.point: PointId | None = None
         self.rolling = False
         self.point_drafted = False
         self.drafted = drafted
@@ -111,7 +111,7 @@ class PrefixTree:
 
     Attributes:
         root: stands for the empty prefix; it has no page and is never evicted.
-        bounded: the model has caches of fixed size, so a prefix is usable only up to a point.
+        bounded: resume points hold some cache, so a prefix is usable only up to a point.
         cached: pages that no lease holds.
         held: pages that some lease holds.
         points: resume points attached to nodes.
@@ -217,57 +217,57 @@ class PrefixTree:
         if node.point is not None:
             self._spare_points[node] = None
 
-    def attach(self, node: Node, row: SlotId, rolling: bool, drafted: bool = False) -> None:
-        """Give a node that is held the resume point in `row`, with the drafter's state or without.
+    def attach(self, node: Node, point: PointId, rolling: bool, drafted: bool = False) -> None:
+        """Give a node that is held a resume point, with the drafter's state or without.
 
         Raises:
             LedgerFault: it has one already.
         """
         if node.point is not None:
-            raise LedgerFault(f"page {node.page} has point {node.point}, got another, {row}")
-        node.point = row
+            raise LedgerFault(f"page {node.page} has point {node.point}, got another, {point}")
+        node.point = point
         node.rolling = rolling
         node.point_drafted = drafted
         self.points += 1
 
-    def detach(self, node: Node) -> SlotId:
-        """Take the node's resume point away and return its row.
+    def detach(self, node: Node) -> PointId:
+        """Take the node's resume point away and return it.
 
         Raises:
             LedgerFault: it has none.
         """
-        row = node.point
-        if row is None:
+        point = node.point
+        if point is None:
             raise LedgerFault(f"page {node.page} has no point to take away")
         node.point = None
         node.rolling = node.point_drafted = False
         self.points -= 1
         self._spare_points.pop(node, None)
-        return row
+        return point
 
-    def evict_page(self) -> tuple[PageId, SlotId | None] | None:
+    def evict_page(self) -> tuple[PageId, PointId | None] | None:
         """Forget the least recently used leaf that nobody holds, and its point with it.
 
         Returns:
-            The page and the point's row, both free now; None if every page is held.
+            The page and the point, both free now; None if every page is held.
         """
         node = self._leaves.pop()
         if node is None:
             return None
-        row = self.detach(node) if node.point is not None else None
+        point = self.detach(node) if node.point is not None else None
         self.cached -= 1
         parent = node.parent
         if parent is not None:
             del parent.children[node.key]
             if _is_spare_leaf(parent):
                 self._leaves.push(parent)
-        return node.page, row
+        return node.page, point
 
-    def evict_point(self) -> SlotId | None:
+    def evict_point(self) -> PointId | None:
         """Take the point away from the least recently used node that has one and is not held.
 
         Returns:
-            Its row, free now; None if there is no such point. The pages stay.
+            The point, free now; None if there is no such node. The pages stay.
         """
         if not self._spare_points:
             return None

@@ -11,7 +11,7 @@ Plain data: no tensors here, so a memory plan can be made and tested without a m
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "int32": 4, "int64": 8}
@@ -25,29 +25,16 @@ class Part:
         name: "k", "v", "conv", ...
         shape: per entry, e.g. (kv_heads, head_dim).
         dtype: a key of DTYPE_BYTES.
-        saved: of a ring, the spans of the last axis that resume points hold; none for all of it.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
-    saved: tuple[tuple[int, int], ...] = ()
 
     @property
     def bytes(self) -> int:
         """Size of one entry of one layer."""
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
-
-    @property
-    def spans(self) -> tuple[tuple[int, int], ...]:
-        """`saved`, spelt out."""
-        return self.saved or ((0, self.shape[-1]),)
-
-    @property
-    def saved_bytes(self) -> int:
-        """Size of what a resume point holds of one entry of one layer."""
-        width = sum(stop - start for start, stop in self.spans)
-        return math.prod(self.shape[:-1]) * width * DTYPE_BYTES[self.dtype]
 
 
 def _entry_bytes(layers: int, parts: tuple[Part, ...]) -> int:
@@ -76,6 +63,23 @@ class Paged:
 
 
 @dataclass(frozen=True)
+class Held:
+    """What resume points hold of a ring.
+
+    Attributes:
+        columns: how many positions before the end of a page, at most the window.
+        spans: by part, what of the last axis; of a part that is not named all of it.
+    """
+
+    columns: int
+    spans: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+
+    def spans_of(self, part: Part) -> tuple[tuple[int, int], ...]:
+        """What is held of the last axis of a part."""
+        return self.spans.get(part.name, ((0, part.shape[-1]),))
+
+
+@dataclass(frozen=True)
 class Ring:
     """The last `window` positions, kept in columns p % capacity of the request's slot row.
 
@@ -84,16 +88,15 @@ class Ring:
         layers: how many layers keep such a cache.
         parts: the tensors of an entry.
         window: positions that are kept.
-        saved: how many positions before the end of a page a resume point holds; None for the whole
-            window. A ring of which they hold nothing is not cleared for a new request either:
-            whoever reads it knows what it has written.
+        held: None if the ring is in no resume point. It is not cleared for a new request then
+            either: whoever reads it knows what it has written.
     """
 
     name: str
     layers: int
     parts: tuple[Part, ...]
     window: int
-    saved: int | None = field(default=None, kw_only=True)
+    held: Held | None
 
     def capacity(self, draft_tokens: int) -> int:
         """Columns that keep the window intact under drafts of up to `draft_tokens` tokens.
@@ -104,14 +107,14 @@ class Ring:
         return self.window + draft_tokens + 1
 
     @property
-    def saved_columns(self) -> int:
-        """`saved`, spelt out."""
-        return self.window if self.saved is None else self.saved
-
-    @property
     def point_bytes(self) -> int:
         """Bytes of a resume point over all layers, whatever the depth of drafts."""
-        return self.layers * sum(part.saved_bytes for part in self.parts) * self.saved_columns
+        held = self.held
+        if held is None:
+            return 0
+        spans = [(part, span) for part in self.parts for span in held.spans_of(part)]
+        entry = sum(part.bytes // part.shape[-1] * (stop - start) for part, (start, stop) in spans)
+        return self.layers * entry * held.columns
 
     @property
     def window_bytes(self) -> int:
@@ -172,7 +175,7 @@ def page_unit(specs: Sequence[CacheSpec]) -> int:
 
 def in_points(spec: CacheSpec) -> bool:
     """Whether resume points hold the cache, so that a model with it can resume only there."""
-    return spec.saved_columns > 0 if isinstance(spec, Ring) else isinstance(spec, Recurrent)
+    return spec.held is not None if isinstance(spec, Ring) else isinstance(spec, Recurrent)
 
 
 def recurrent_block(specs: Iterable[CacheSpec]) -> int:

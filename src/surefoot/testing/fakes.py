@@ -19,9 +19,9 @@ from surefoot.backend.protocol import UNCHOSEN
 from surefoot.draft.drafter import CommittedRow, Drafter, DraftRow
 from surefoot.engine.rows import PlannedRow, RowResult
 from surefoot.engine.runner import Runner, StepResult
-from surefoot.ids import RequestId
+from surefoot.ids import PointId, RequestId, SlotId
 from surefoot.request import FinishReason, Request
-from surefoot.state.ledger import Copy, LedgerLimits, Work
+from surefoot.state.ledger import Clear, LedgerLimits, Restore, Save, Work
 from surefoot.step import fold_due
 
 EMPTY = 0
@@ -144,38 +144,37 @@ class HashRunner:
         self.complaints: list[str] = []
         self._page_tokens = limits.page_tokens
         self._columns = model.window + draft_tokens + 1
-        self._slots = limits.slots
         rows = 1 + limits.slots
         self._pages = [[EMPTY] * limits.page_tokens for _ in range(limits.pages + 1)]
         self._rings = [[EMPTY] * self._columns for _ in range(rows)]
         self._inputs = [[EMPTY] * (model.block + draft_tokens) for _ in range(rows)]
         self._checkpoints = [EMPTY] * rows
         # Of each resume point: the entries of the window before it, and the checkpoint there.
-        self._points: dict[int, tuple[list[int], int]] = {}
+        self._points: dict[PointId, tuple[list[int], int]] = {}
 
     def prepare(self, work: Work) -> None:
         """See Runner."""
         for page in work.clear_pages:
             self._pages[page] = [EMPTY] * self._page_tokens
-        for copy in work.copies:
-            if copy.source is not None and copy.target > self._slots:
-                self._save(copy.source, copy.target, copy.end)
-            else:
-                self._restore(copy)
+        for move in work.moves:
+            match move:
+                case Clear(slot):
+                    self._clear(slot)
+                case Save(slot, point, end):
+                    self._save(slot, point, end)
+                case Restore(point, slot, end):
+                    self._clear(slot)
+                    window, self._checkpoints[slot] = self._points[point]
+                    _write_ring(self._rings[slot], end - self.model.window, window)
 
-    def _save(self, slot: int, point: int, end: int) -> None:
+    def _save(self, slot: SlotId, point: PointId, end: int) -> None:
         window = range(end - self.model.window, end)
         self._points[point] = _read_ring(self._rings[slot], window), self._checkpoints[slot]
 
-    def _restore(self, copy: Copy) -> None:
-        """Clear a slot; it gets what the point has, if there is one."""
-        slot = copy.target
+    def _clear(self, slot: SlotId) -> None:
         for rings in (self._rings, self._inputs):
             rings[slot] = [EMPTY] * len(rings[slot])
         self._checkpoints[slot] = EMPTY
-        if copy.source is not None:
-            window, self._checkpoints[slot] = self._points[copy.source]
-            _write_ring(self._rings[slot], copy.end - self.model.window, window)
 
     def run(self, rows: Sequence[PlannedRow]) -> StepResult:
         """See Runner: all rows write their pages before any of them reads."""

@@ -8,7 +8,7 @@ checkpoint, the drafter's entries. Rejected drafts leave junk behind, as they do
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from surefoot.state.ledger import Lease, Ledger, Work
+from surefoot.state.ledger import Clear, Lease, Ledger, Restore, Save, Work
 from surefoot.state.prefix import Node
 
 P = 4
@@ -102,22 +102,25 @@ class World:
         self.pages = [[POISON] * P for _ in range(limits.pages + 1)]
         self.draft_pages = [[POISON] * P for _ in range(limits.pages + 1)]
         self.rows = [SlotRow() for _ in range(limits.slots + 1)]
-        self.points = {limits.slots + 1 + number: Point() for number in range(limits.points)}
-        # The drafter's checkpoints, as (position, digest of what lies before it), points behind.
-        self.draft_rows = [(0, ZERO) for _ in range(len(self.rows) + limits.points)]
+        self.points = [Point()] * limits.points
+        # The drafter's checkpoints, as (position, digest of what lies before it).
+        self.draft_rows = [(0, ZERO)] * len(self.rows)
+        self.draft_points = [(POISON, POISON)] * limits.points
 
     def carry_out(self, work: Work) -> None:
         for page in work.clear_pages:
             self.pages[page] = [ZERO] * P
             self.draft_pages[page] = [ZERO] * P
-        for source, target, end in work.copies:
-            if source is None:
-                self.rows[target] = SlotRow()
-            elif target in self.points:
-                self.points[target] = self.rows[source].saved(end)
-            else:
-                self.rows[target] = self.points[source].restored(end)
-            self.draft_rows[target] = (0, ZERO) if source is None else self.draft_rows[source]
+        for move in work.moves:
+            match move:
+                case Clear(slot):
+                    self.rows[slot], self.draft_rows[slot] = SlotRow(), (0, ZERO)
+                case Save(slot, point, end):
+                    self.points[point] = self.rows[slot].saved(end)
+                    self.draft_points[point] = self.draft_rows[slot]
+                case Restore(point, slot, end):
+                    self.rows[slot] = self.points[point].restored(end)
+                    self.draft_rows[slot] = self.draft_points[point]
 
     def poison(self, lease: Lease, since: int) -> None:
         """Spoil the pages that were handed out after the first `since` ones."""
@@ -153,9 +156,10 @@ class World:
         """Everything a later request may be given is what its path in the tree says."""
         work = self.ledger._work
         now, self.rows = self.rows, [row.copy() for row in self.rows]
-        points, self.points = self.points, dict(self.points)
-        drafts, self.draft_rows = self.draft_rows, list(self.draft_rows)
-        self.carry_out(Work([], work.copies))
+        points, self.points = self.points, list(self.points)
+        rows_drafted, self.draft_rows = self.draft_rows, list(self.draft_rows)
+        points_drafted, self.draft_points = self.draft_points, list(self.draft_points)
+        self.carry_out(Work([], work.moves))
         for node, prefix in prefixes(self.ledger.tree.root, []):
             expected = digests(prefix)
             assert node.page not in work.clear_pages, f"page {node.page} will be cleared"
@@ -163,10 +167,11 @@ class World:
             if node.point is not None:
                 restored = self.points[node.point].restored(len(prefix))
                 check_slot_row(restored, len(prefix), expected)
-                own = self.draft_rows[node.point]
+                own = self.draft_points[node.point]
                 right = own == draft_row(len(prefix), expected)
                 assert right or not node.point_drafted, "drafter row of a point"
-        self.rows, self.points, self.draft_rows = now, points, drafts
+        self.rows, self.points = now, points
+        self.draft_rows, self.draft_points = rows_drafted, points_drafted
 
     def forward(self, running: Running, entries: list[int]) -> None:
         """Write the row's entries from the cursor on."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from surefoot.state.ledger import Lease, Ledger, Work
+from surefoot.state.ledger import Clear, Lease, Ledger, Work
 from tests.property.state.model_pools import World
 from tests.property.state.test_ledger_machine import LedgerMachine
 
@@ -69,14 +69,15 @@ class Lazy(Ledger):
 
     def take_work(self) -> Work:
         work = super().take_work()
-        return Work([], work.copies)
+        return Work([], work.moves)
 
 
 class ClearsFirst(World):
-    """Does not keep to the order in which rows are to be cleared and copied."""
+    """Does not keep to the order in which rows are to be cleared and saved."""
 
     def carry_out(self, work: Work) -> None:
-        super().carry_out(Work(work.clear_pages, sorted(work.copies, key=lambda c: c[0] or 0)))
+        moves = sorted(work.moves, key=lambda move: not isinstance(move, Clear))
+        super().carry_out(Work(work.clear_pages, moves))
 
 
 def find_fault(ledger: type[Ledger], world: type[World], points: bool) -> None:

@@ -61,7 +61,7 @@ class LedgerMachine(RuleBasedStateMachine):
             [(node.page, node.holders, node.last_used, node.point) for node in ledger.tree.nodes()],
             [(list(lease.pages), lease.capacity, lease.computed) for lease in leases],
             len(ledger._work.clear_pages),
-            len(ledger._work.copies),
+            len(ledger._work.moves),
         )
 
     @rule(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from surefoot.ids import PageId, SlotId
+from surefoot.ids import PageId, PointId
 from surefoot.state.prefix import Node, PrefixTree
 
 P = 2
@@ -102,7 +102,7 @@ class PrefixMachine(RuleBasedStateMachine):
         node, entry = self.node(prefix), self.entries[prefix]
         if entry.point is None:
             entry.point = self.fresh_id()
-            self.tree.attach(node, SlotId(entry.point), rolling=False)
+            self.tree.attach(node, PointId(entry.point), rolling=False)
         else:
             assert self.tree.detach(node) == entry.point
             entry.point = None

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from surefoot.backend.protocol import Backend
 from surefoot.ids import PageId, SlotId
-from surefoot.state.ledger import Copy, Work
+from surefoot.state.ledger import Clear, Work
 from surefoot.state.plan import MemoryPlan
 from surefoot.state.pool import Pools
 from surefoot.state.spec import CacheSpec, Paged, Ring
@@ -149,6 +149,7 @@ class Machine:
         self.pools.poison(
             [PageId(i) for i in range(pages + 1)],
             [SlotId(i) for i in range(count + 2)],
+            [],
             float("nan"),
         )
         ids = list(range(1, pages + 1))
@@ -156,9 +157,8 @@ class Machine:
             random.Random(count).shuffle(ids)
         self.tables = [[PageId(ids.pop()) for _ in range(need)] for need in needs]
         self.slots = [SlotId(i + 2) for i in range(count)]
-        clear = Work([page for table in self.tables for page in table])
-        clear.copies = [Copy(None, slot, 0) for slot in self.slots]
-        self.pools.apply(clear)
+        pages_of_all = [page for table in self.tables for page in table]
+        self.pools.apply(Work(pages_of_all, [Clear(slot) for slot in self.slots]))
         self.cursors = [0] * count
         self._noise = random.Random(5)
 

@@ -13,7 +13,7 @@ from surefoot.backend.operands import DeltaCaches, DeltaInputs, Fold
 from surefoot.backend.protocol import Backend
 from surefoot.ids import SlotId
 from surefoot.state.pool import Pools
-from surefoot.state.spec import CacheSpec, Part, Recurrent, Ring
+from surefoot.state.spec import CacheSpec, Held, Part, Recurrent, Ring
 from surefoot.step import Batch, Row, Step
 from tests.unit.backend.cuts import (
     Machine,
@@ -63,7 +63,7 @@ class Sizes:
         }
         state = Part("state", (self.value_heads, self.key_size, self.value_size), "float32")
         parts = tuple(Part(name, shape, "float32") for name, shape in inputs.items())
-        conv = Ring("conv", 1, (Part("x", (self.channels,), "float32"),), TAPS - 1)
+        conv = Ring("conv", 1, (Part("x", (self.channels,), "float32"),), TAPS - 1, Held(TAPS - 1))
         return conv, Recurrent("delta", 1, (state,), parts, self.block)
 
 

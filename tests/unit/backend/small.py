@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from surefoot.state.pool import Pools
-from surefoot.state.spec import Paged, Part, Ring
+from surefoot.state.spec import Held, Paged, Part, Ring
 from surefoot.step import Batch
 
 VOCAB = 50
@@ -84,4 +84,4 @@ class WindowAttention:
 
 
 def window_attention(vectors: Vectors, window: int) -> WindowAttention:
-    return WindowAttention(vectors, Ring("window", 1, vectors.parts, window))
+    return WindowAttention(vectors, Ring("window", 1, vectors.parts, window, Held(window)))

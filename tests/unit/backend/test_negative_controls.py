@@ -16,7 +16,7 @@ from surefoot.backend.protocol import Backend
 from surefoot.backend.reference import ReferenceBackend
 from surefoot.backend.row_operators import RowOperators
 from surefoot.ids import SINK_PAGE
-from surefoot.state.spec import Ring
+from surefoot.state.spec import Held, Ring
 from surefoot.step import Batch, Row, Step
 from tests.unit.backend.conformance import OPERATORS, differing
 from tests.unit.backend.cuts import (
@@ -74,9 +74,10 @@ class NarrowRing(Ring):
 
 
 def window_model(window: int, columns: int | None = None) -> WindowAttention:
+    held = Held(window)
     if columns is None:
-        return WindowAttention(VECTORS, Ring("window", 1, VECTORS.parts, window))
-    return WindowAttention(VECTORS, NarrowRing("window", 1, VECTORS.parts, window, columns))
+        return WindowAttention(VECTORS, Ring("window", 1, VECTORS.parts, window, held))
+    return WindowAttention(VECTORS, NarrowRing("window", 1, VECTORS.parts, window, held, columns))
 
 
 def survives(model: Computes, script: Script, pad: Pad) -> bool:

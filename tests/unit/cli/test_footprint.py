@@ -12,7 +12,7 @@ import pytest
 
 from surefoot.cli.footprint import Footprint, Kept, layers_text
 from surefoot.state.plan import plan_memory
-from surefoot.state.spec import DTYPE_BYTES, CacheSpec, Paged, Part, Recurrent, Ring
+from surefoot.state.spec import DTYPE_BYTES, CacheSpec, Held, Paged, Part, Recurrent, Ring
 from tests.unit.cli.commands import Run
 from tests.unit.flash import FLASH
 
@@ -26,7 +26,7 @@ SPECS: Sequence[CacheSpec] = (
     Paged("kv", 1, (Part("k", (2, 3), "float32"), Part("v", (2, 3), "float32"))),
     MIXED,
     Paged("odd", 1, (Part("x", (3,), "int8"),), ratio=8),
-    Ring("window", 4, (Part("kv", (7,), "bfloat16"),), window=6),
+    Ring("window", 4, (Part("kv", (7,), "bfloat16"),), 6, Held(6)),
     STATE,
 )
 

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from surefoot.draft.drafter import CommittedRow, DraftRow
 from surefoot.draft.guard import MAX_FAILURES, GuardedDrafter
-from surefoot.ids import RequestId, SlotId
+from surefoot.ids import PointId, RequestId, SlotId
 from surefoot.params import SamplingParams
 from surefoot.request import Request
-from surefoot.state.lease import Lease
-from surefoot.state.ledger import Copy, Work
+from surefoot.state.lease import Lease, Move
+from surefoot.state.ledger import Clear, Restore, Save, Work
 from surefoot.testing.drafters import Rubbish, StatelessDrafter
 
 VOCAB = 10
@@ -143,7 +143,7 @@ class FailsAt(StatelessDrafter):
     def __init__(self, act: str, at: Collection[int]) -> None:
         self._act, self._at = act, at
         self.calls: list[str] = []
-        self.copies: list[Copy] = []
+        self.moves: list[Move] = []
 
     def _called(self, act: str) -> None:
         number = self.calls.count(act)
@@ -153,7 +153,7 @@ class FailsAt(StatelessDrafter):
 
     def prepare(self, work: Work) -> None:
         self._called("prepare")
-        self.copies += work.copies
+        self.moves += work.moves
 
     def propose(self, rows: Sequence[DraftRow]) -> list[list[int]]:
         self._called("propose")
@@ -186,10 +186,10 @@ def test_a_drafter_that_keeps_failing_in_one_act_is_switched_off(act: str, every
 
 
 def test_work_that_failed_is_done_before_the_drafter_is_asked_again() -> None:
-    """A slot that was not copied, or copied twice, holds another request's state."""
+    """A slot that was not restored, or cleared twice, holds another request's state."""
     drafter = FailsAt("prepare", {2, 3})
     guard = GuardedDrafter(drafter, VOCAB)
-    first = [Copy(SlotId(1), SlotId(4), 4), Copy(None, SlotId(1), 0)]
+    first: list[Move] = [Save(SlotId(1), PointId(0), 4), Clear(SlotId(1))]
     guard.prepare(Work([], first))
     lease = Lease(SlotId(1), [], 2, 4)
     lease.computed = 5
@@ -199,11 +199,11 @@ def test_work_that_failed_is_done_before_the_drafter_is_asked_again() -> None:
     lease.computed = 7
     guard.observe([CommittedRow(asked.request, lease, 5, 2, 0, True)], torch.empty(0))
     assert (lease.draft_from, lease.drafted) == (7, 7)
-    second = [Copy(SlotId(4), SlotId(2), 4)]
+    second: list[Move] = [Restore(PointId(0), SlotId(2), 4)]
     guard.prepare(Work([], second))
     assert "propose" not in drafter.calls
     guard.prepare(Work())
-    assert drafter.copies == first + second
+    assert drafter.moves == first + second
     assert guard.propose([asked]) == [[1]]
     assert (lease.draft_from, guard.failures) == (7, 2)
 

@@ -15,7 +15,8 @@ from surefoot.engine.models import LoadedModel, load
 from surefoot.engine.rows import PlannedRow, RowResult
 from surefoot.params import SamplingParams
 from surefoot.request import FinishReason, Request
-from surefoot.state.ledger import Copy, Work
+from surefoot.state.lease import Move
+from surefoot.state.ledger import Save, Work
 from surefoot.testing.drafters import AlwaysWrong, StatelessDrafter
 from surefoot.testing.fakes import FailingRunner, Failures
 from surefoot.testing.tiny_models import write_tiny_llama
@@ -122,27 +123,27 @@ class RecordingRunner(ScriptedRunner):
 
     def __init__(self) -> None:
         super().__init__()
-        self.copies: list[Copy] = []
+        self.moves: list[Move] = []
 
     def prepare(self, work: Work) -> None:
-        self.copies += work.copies
+        self.moves += work.moves
 
 
 @pytest.mark.parametrize("call", range(3, 9))
-def test_copies_that_a_failed_step_did_not_get_to_are_made_later(call: int) -> None:
-    """A resume point counts as taken once its copy is recorded, so that copy must not be lost."""
+def test_what_a_failed_step_did_not_get_to_save_is_saved_later(call: int) -> None:
+    """A resume point counts as taken once its save is recorded, so that must not be lost."""
 
-    def copies(at: set[int]) -> list[Copy]:
+    def saves(at: set[int]) -> list[Save]:
         script = RecordingRunner()
         rig = Rig(bounded=True, chunk=8, script=script)
         rig.loop._runner = FailingRunner(script, Failures(at))
         rig.add([1, 2, 3], prompt=range(10, 26))
         rig.drain()
-        return [copy for copy in script.copies if copy.target > rig.rows]
+        return [move for move in script.moves if isinstance(move, Save)]
 
-    saved = copies(set())
+    saved = saves(set())
     assert len(saved) >= 2
-    assert set(saved) <= set(copies({call}))
+    assert set(saved) <= set(saves({call}))
 
 
 def test_a_token_that_cannot_be_chosen_ends_only_its_request() -> None:

@@ -13,7 +13,7 @@ from surefoot.engine.models import load_on, silent
 from surefoot.errors import ModelError, WeightsError
 from surefoot.model.llama import LlamaModel, describe, read_config
 from surefoot.model.registry import FAMILIES, family_of
-from surefoot.state.spec import Paged, Part, Ring
+from surefoot.state.spec import Held, Paged, Part, Ring
 from surefoot.testing.tiny_models import ARCHITECTURES, write_tiny
 from tests.unit.model.edits import edit_config, edit_weights
 
@@ -125,7 +125,7 @@ def test_description_lists_layers_and_caches() -> None:
     assert description.layers == ("window 8", "full", "window 8")
     assert description.caches == (
         Paged("draft.kv", 1, parts),
-        Ring("draft.window", 2, parts, window=8),
+        Ring("draft.window", 2, parts, 8, Held(8)),
     )
     assert (description.vocab_size, description.max_positions) == (64, 128)
     assert description.draft_head is None

@@ -17,7 +17,7 @@ from surefoot.model.layers.feed import DenseSizes, ExpertSizes
 from surefoot.model.qwen3_5 import ARCHITECTURES, HybridModel, describe
 from surefoot.model.qwen3_5_config import read_config
 from surefoot.model.registry import family_of
-from surefoot.state.spec import Paged, Part, Recurrent, Ring
+from surefoot.state.spec import Held, Paged, Part, Recurrent, Ring
 from surefoot.testing.tiny_hybrids import (
     HYBRIDS,
     NEXT,
@@ -144,7 +144,7 @@ def test_description_lists_layers_and_caches() -> None:
     assert description.layers == ("recurrent",) * 3 + ("full",)
     assert description.caches == (
         Paged("draft.kv", 1, keys),
-        Ring("draft.conv", 3, (Part("x", (80,), "bfloat16"),), window=3),
+        Ring("draft.conv", 3, (Part("x", (80,), "bfloat16"),), 3, Held(3)),
         Recurrent(
             "draft.delta",
             3,

@@ -87,6 +87,24 @@ def lacking(name: str, count: int = 1) -> Callable[[CacheSpec], CacheSpec]:
         if spec.name != name:
             return spec
         assert isinstance(spec, Ring)
-        return replace(spec, saved=spec.saved_columns - count)
+        assert spec.held is not None
+        return replace(spec, held=replace(spec.held, columns=spec.held.columns - count))
+
+    return change
+
+
+def other_span(part: str, index: int) -> Callable[[CacheSpec], CacheSpec]:
+    """Of raw rows, points hold the half of the values or scores that the next window ignores."""
+
+    def change(spec: CacheSpec) -> CacheSpec:
+        if spec.name != "sparse.raw":
+            return spec
+        assert isinstance(spec, Ring)
+        assert spec.held is not None
+        spans = list(spec.held.spans[part])
+        start, stop = spans[index]
+        spans[index] = stop, 2 * stop - start
+        held = replace(spec.held, spans={**spec.held.spans, part: tuple(spans)})
+        return replace(spec, held=held)
 
     return change

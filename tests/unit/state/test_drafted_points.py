@@ -1,8 +1,7 @@
 """Resume points and the drafter: a point may lack the drafter's state where its page has it."""
 
-from surefoot.ids import SlotId
-from surefoot.state.ledger import Lease, Ledger
-from tests.unit.state.test_points import FIRST_POINT, admitted, ledger_of, point_pages, row
+from surefoot.state.ledger import Lease, Ledger, Restore, Save
+from tests.unit.state.test_points import FIRST, SECOND, admitted, ledger_of, point_pages, row
 
 
 def drafted_row(ledger: Ledger, lease: Lease, n: int, tokens: list[int], upto: int) -> None:
@@ -22,7 +21,7 @@ def test_a_point_says_whether_it_has_the_drafters_state() -> None:
     drafted_row(ledger, lease, 4, tokens, 4)
     drafted_row(ledger, lease, 4, tokens, 8)
     ledger.tree.detach(lease.path[1])
-    ledger._free_points.append(SlotId(FIRST_POINT + 1))
+    ledger._free_points.append(SECOND)
     quiet = admitted(ledger, tokens)
     assert (quiet.cached, quiet.draft_from, quiet.drafted) == (4, 0, 4)
     row(ledger, quiet, 4, tokens)
@@ -35,7 +34,6 @@ def test_a_point_says_whether_it_has_the_drafters_state() -> None:
 
 def test_a_request_that_is_drafted_for_puts_the_drafters_state_into_a_point() -> None:
     ledger = ledger_of(every=16, slots=3)
-    point = SlotId(4)
     tokens = list(range(10))
     quiet, lease = admitted(ledger, tokens), admitted(ledger, tokens)
     row(ledger, quiet, 4, tokens)
@@ -43,13 +41,13 @@ def test_a_request_that_is_drafted_for_puts_the_drafters_state_into_a_point() ->
     ledger.take_work()
     drafted_row(ledger, lease, 4, tokens, 4)
     assert lease.path[0].point_drafted
-    assert ledger.take_work().copies == [(lease.slot, point, 4)]
+    assert ledger.take_work().moves == [Save(lease.slot, FIRST, 4)]
     # Once is enough, and one that is not drafted for changes nothing.
     other = admitted(ledger, [*tokens[:4], 99])
     assert other.cached == 4
     for each in (lease, quiet):
         row(ledger, each, 1, tokens)
-    assert ledger.take_work().copies == [(point, other.slot, 4)]
+    assert ledger.take_work().moves == [Restore(FIRST, other.slot, 4)]
     assert lease.path[0].point_drafted
 
 

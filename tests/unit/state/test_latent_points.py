@@ -55,8 +55,8 @@ def test_a_point_takes_what_it_must_hold_and_no_more(
     # Nothing is allocated on this device; the shapes are those of any other.
     pools = Pools(specs, plan, torch.device("meta"))
     assert pools.bytes == plan.total_bytes
-    held = [tensor for name in pools._rows for tensor in pools.points(*name)]
-    assert sum(tensor.numel() * tensor.element_size() for tensor in held) == 5 * plan.point_bytes
+    points = pools._points()
+    assert sum(tensor.numel() * tensor.element_size() for tensor in points) == 5 * plan.point_bytes
 
 
 def test_a_point_of_the_real_model_in_figures() -> None:

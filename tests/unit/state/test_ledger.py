@@ -2,7 +2,8 @@
 
 import pytest
 
-from surefoot.state.ledger import Lease, Ledger, LedgerFault, LedgerLimits
+from surefoot.ids import SlotId
+from surefoot.state.ledger import Clear, Lease, Ledger, LedgerFault, LedgerLimits
 
 P = 4
 
@@ -101,7 +102,7 @@ def test_admission_is_all_or_nothing() -> None:
     assert counts(ledger) == (1, 2, 1)
     assert [node.last_used for node in ledger.tree.nodes()] == before
     work = ledger.take_work()
-    assert (work.clear_pages, work.copies) == ([], [])
+    assert (work.clear_pages, work.moves) == ([], [])
     lease = admitted(ledger, [1] * 13, 4)
     assert (lease.slot, lease.cached, lease.capacity) == (holder.slot + 1, 8, 12)
     assert counts(ledger) == (0, 0, 4)
@@ -277,10 +278,10 @@ def test_what_is_handed_out_is_to_be_cleared() -> None:
     lease = admitted(ledger, [1] * 5, 5)
     work = ledger.take_work()
     assert work.clear_pages == [1, 2]
-    assert work.copies == [(None, lease.slot, 0)]
+    assert work.moves == [Clear(lease.slot)]
     assert ledger.reserve(lease, 12)
     work = ledger.take_work()
-    assert (work.clear_pages, work.copies) == ([3], [])
+    assert (work.clear_pages, work.moves) == ([3], [])
     assert ledger.take_work().clear_pages == []
 
 
@@ -298,7 +299,7 @@ def test_a_page_handed_out_twice_is_cleared_after_the_second_time() -> None:
     assert admitted(ledger, [2], 1).pages == [1]
     work = ledger.take_work()
     assert set(work.clear_pages) == {1}
-    assert work.copies == [(None, 1, 0), (None, 1, 0)]
+    assert work.moves == [Clear(SlotId(1)), Clear(SlotId(1))]
 
 
 def test_chunks_of_models_without_bounded_caches_are_not_cut() -> None:

@@ -6,12 +6,12 @@ import pytest
 
 from surefoot.errors import MemoryPlanError, SettingError
 from surefoot.state.plan import MemoryPlan, plan_memory
-from surefoot.state.spec import CacheSpec, Paged, Part, Recurrent, Ring
+from surefoot.state.spec import CacheSpec, Held, Paged, Part, Recurrent, Ring
 
 K = Part("k", (2, 8), "float32")  # 64 bytes
 KV = Paged("kv", 3, (K, dataclasses.replace(K, name="v")))  # 384 bytes a token
 INDEX = Paged("index", 1, (Part("k", (16,), "float32"),), ratio=4)  # 64 bytes per 4 tokens
-WINDOW = Ring("window", 2, (K,), window=10)  # 128 bytes a column
+WINDOW = Ring("window", 2, (K,), 10, Held(10))  # 128 bytes a column
 DELTA = Recurrent("delta", 1, (Part("s", (4, 4), "float32"),), (K,), block=8)
 
 
@@ -48,12 +48,18 @@ def test_bytes_are_summed_over_the_caches() -> None:
 
 
 def test_a_ring_outside_of_points_takes_room_but_bounds_nothing() -> None:
-    scratch = dataclasses.replace(WINDOW, saved=0)
+    scratch = dataclasses.replace(WINDOW, held=None)
     made = plan(KV, scratch, points=5)
     assert (made.bounded, made.points, made.slot_bytes) == (False, 0, 14 * 128)
     assert made.capacities == {"window": 14}
     assert made.total_bytes == (1 + made.pages) * made.page_bytes + 5 * 14 * 128
     assert plan(KV, scratch, DELTA, points=5).points == 5
+
+
+@pytest.mark.parametrize("held", [Held(11), Held(4, {"v": ((0, 2),)})])
+def test_points_hold_no_more_of_a_ring_than_there_is(held: Held) -> None:
+    with pytest.raises(AssertionError, match="window"):
+        plan(KV, dataclasses.replace(WINDOW, held=held))
 
 
 def test_pages_are_capped_at_what_can_be_used() -> None:

@@ -2,12 +2,12 @@
 
 import pytest
 
-from surefoot.ids import SlotId
-from surefoot.state.ledger import Lease, Ledger, LedgerLimits
+from surefoot.ids import PointId
+from surefoot.state.ledger import Clear, Lease, Ledger, LedgerLimits, Restore, Save
 
 P = 4
 SLOTS = 2
-FIRST_POINT = SLOTS + 1
+FIRST, SECOND = PointId(0), PointId(1)
 
 
 def ledger_of(points: int = 8, pages: int = 64, every: int = 4, slots: int = SLOTS) -> Ledger:
@@ -118,14 +118,14 @@ def test_a_prompt_that_fills_its_last_page_leaves_a_rolling_point_there() -> Non
     assert [node.rolling for node in lease.path] == [False, True]
 
 
-def test_the_slot_row_is_copied_where_the_point_is_taken() -> None:
+def test_the_slot_row_is_saved_where_the_point_is_taken() -> None:
     ledger = ledger_of()
     tokens = list(range(6))
     lease = admitted(ledger, tokens)
-    assert ledger.take_work().copies == [(None, 1, 0)]
+    assert ledger.take_work().moves == [Clear(lease.slot)]
     row(ledger, lease, 4, tokens)
-    assert ledger.take_work().copies == [(1, FIRST_POINT, 4)]
-    assert lease.path[0].point == FIRST_POINT
+    assert ledger.take_work().moves == [Save(lease.slot, FIRST, 4)]
+    assert lease.path[0].point == FIRST
 
 
 def test_each_decoding_request_keeps_one_rolling_point() -> None:
@@ -141,7 +141,7 @@ def test_each_decoding_request_keeps_one_rolling_point() -> None:
     assert ledger.tree.points == 2
 
 
-def test_the_rolling_point_moves_in_its_row() -> None:
+def test_the_rolling_point_is_saved_over() -> None:
     ledger = ledger_of()
     tokens = list(range(6))
     lease = admitted(ledger, tokens)
@@ -149,7 +149,10 @@ def test_the_rolling_point_moves_in_its_row() -> None:
     ledger.take_work()
     for accepted in (3, 3):
         decode(ledger, lease, tokens, accepted)
-    assert ledger.take_work().copies == [(1, FIRST_POINT + 1, 8), (1, FIRST_POINT + 1, 12)]
+    assert ledger.take_work().moves == [
+        Save(lease.slot, SECOND, 8),
+        Save(lease.slot, SECOND, 12),
+    ]
 
 
 def test_a_boundary_that_later_rows_may_have_overwritten_gets_no_point() -> None:
@@ -195,12 +198,12 @@ def test_the_rolling_point_stays_with_the_tree_at_the_end() -> None:
     decode(ledger, lease, tokens, 3)
     path = lease.path
     ledger.release(lease, tokens)
-    assert (path[1].point, path[1].rolling) == (FIRST_POINT + 1, False)
+    assert (path[1].point, path[1].rolling) == (SECOND, False)
     again = admitted(ledger, [*tokens, 5])
     assert again.cached == 8
 
 
-def test_resuming_copies_the_point_into_the_slot() -> None:
+def test_resuming_restores_the_point_to_the_slot() -> None:
     ledger = ledger_of()
     tokens = list(range(6))
     lease = admitted(ledger, tokens)
@@ -209,7 +212,7 @@ def test_resuming_copies_the_point_into_the_slot() -> None:
     ledger.take_work()
     again = admitted(ledger, tokens)
     assert again.cached == 4
-    assert ledger.take_work().copies == [(FIRST_POINT, again.slot, 4)]
+    assert ledger.take_work().moves == [Restore(FIRST, again.slot, 4)]
 
 
 def test_a_match_ends_at_the_deepest_point() -> None:
@@ -222,7 +225,7 @@ def test_a_match_ends_at_the_deepest_point() -> None:
     assert admitted(ledger, tokens[:27]).cached == 16
 
 
-def test_a_slot_that_is_reused_at_once_is_copied_before_it_is_cleared() -> None:
+def test_a_slot_that_is_reused_at_once_is_saved_before_it_is_cleared() -> None:
     """The end of one request and the start of the next may fall between two forwards."""
     ledger = ledger_of(slots=1)
     tokens = list(range(5))
@@ -231,7 +234,7 @@ def test_a_slot_that_is_reused_at_once_is_copied_before_it_is_cleared() -> None:
     row(ledger, lease, 4, tokens)
     ledger.release(lease, tokens)
     admitted(ledger, [9, 9])
-    assert ledger.take_work().copies == [(1, 2, 4), (None, 1, 0)]
+    assert ledger.take_work().moves == [Save(lease.slot, FIRST, 4), Clear(lease.slot)]
 
 
 def test_a_point_somebody_resumed_from_stays() -> None:
@@ -307,8 +310,8 @@ def test_points_on_held_pages_are_never_taken_away() -> None:
     assert point_pages(two) == [3]
 
 
-def test_a_point_row_is_read_before_it_is_written_again() -> None:
-    """A lease that resumes and ends at once leaves its copy to be done, and its point to go."""
+def test_a_point_is_read_before_it_is_written_again() -> None:
+    """A lease that resumes and ends at once leaves a point to be restored, and to go."""
     ledger = ledger_of(points=1)
     lease = admitted(ledger, [1] * 5)
     prefill(ledger, lease, [1] * 5)
@@ -318,14 +321,14 @@ def test_a_point_row_is_read_before_it_is_written_again() -> None:
     again = admitted(ledger, [1] * 5)
     ledger.release(again, [1] * 5)
     prefill(ledger, other, [2] * 5)
-    assert other.path[0].point == FIRST_POINT
-    assert ledger.take_work().copies == [
-        (FIRST_POINT, again.slot, 4),
-        (other.slot, FIRST_POINT, 4),
+    assert other.path[0].point == FIRST
+    assert ledger.take_work().moves == [
+        Restore(FIRST, again.slot, 4),
+        Save(other.slot, FIRST, 4),
     ]
 
 
-def test_a_page_evicted_gives_its_point_row_back() -> None:
+def test_a_page_evicted_gives_its_point_back() -> None:
     ledger = ledger_of(points=1, pages=2)
     lease = admitted(ledger, [1] * 5)
     prefill(ledger, lease, [1] * 5)
@@ -333,7 +336,7 @@ def test_a_page_evicted_gives_its_point_row_back() -> None:
     lease = admitted(ledger, [2] * 5)
     prefill(ledger, lease, [2] * 5)
     assert point_pages(lease) == [1]
-    assert lease.path[0].point == SlotId(FIRST_POINT)
+    assert lease.path[0].point == FIRST
     ledger.audit()
 
 
@@ -400,4 +403,4 @@ def test_without_points_nothing_is_cached_and_nothing_is_cut() -> None:
     ledger.release(lease, tokens)
     assert ledger.cached_pages == 0
     assert admitted(ledger, tokens).cached == 0
-    assert [copy[0] for copy in ledger.take_work().copies] == [None, None]
+    assert [type(move) for move in ledger.take_work().moves] == [Clear, Clear]

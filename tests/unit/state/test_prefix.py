@@ -2,7 +2,7 @@
 
 import pytest
 
-from surefoot.ids import PageId, SlotId
+from surefoot.ids import PageId, PointId
 from surefoot.state.prefix import LedgerFault, Node, PrefixTree
 
 P = 2
@@ -49,8 +49,8 @@ def test_a_bounded_match_ends_at_the_deepest_point() -> None:
     path = grow(tree, [1, 2, 3, 4, 5, 6], 10)
     tokens = [1, 2, 3, 4, 5, 6, 7]
     assert tree.match(tokens, 3) == []
-    tree.attach(path[0], SlotId(5), rolling=False)
-    tree.attach(path[1], SlotId(6), rolling=False)
+    tree.attach(path[0], PointId(5), rolling=False)
+    tree.attach(path[1], PointId(6), rolling=False)
     assert pages(tree.match(tokens, 3)) == [10, 11]
     assert tree.detach(path[1]) == 6
     assert pages(tree.match(tokens, 3)) == [10]
@@ -131,7 +131,7 @@ def test_a_page_with_children_stays_until_they_are_gone() -> None:
 def test_evicting_a_page_frees_its_point() -> None:
     tree = PrefixTree(P, bounded=True)
     path = grow(tree, [1, 2], 1)
-    tree.attach(path[0], SlotId(9), rolling=False)
+    tree.attach(path[0], PointId(9), rolling=False)
     let_go(tree, path)
     assert tree.evict_page() == (1, 9)
     assert tree.points == 0
@@ -141,15 +141,15 @@ def test_evicting_a_page_frees_its_point() -> None:
 def test_points_go_in_order_of_last_use_and_leave_the_pages() -> None:
     tree = PrefixTree(P, bounded=True)
     paths = [grow(tree, [token, token, 7, 7], 10 * token) for token in (1, 2, 3)]
-    for row, path in enumerate(paths):
-        tree.attach(path[-1], SlotId(row + 1), rolling=False)
+    for point, path in enumerate(paths):
+        tree.attach(path[-1], PointId(point), rolling=False)
     assert tree.evict_point() is None
     for path in (paths[1], paths[0], paths[2]):
         let_go(tree, path)
     tree.hold(paths[1][0])
     tree.hold(paths[1][1])
     let_go(tree, paths[1])
-    assert [tree.evict_point() for _ in range(4)] == [1, 3, 2, None]
+    assert [tree.evict_point() for _ in range(4)] == [0, 2, 1, None]
     assert tree.cached == 6
     assert tree.points == 0
     tree.audit()
@@ -158,9 +158,9 @@ def test_points_go_in_order_of_last_use_and_leave_the_pages() -> None:
 def test_a_node_has_one_point() -> None:
     tree = PrefixTree(P, bounded=True)
     (node,) = grow(tree, [1, 2], 4)
-    tree.attach(node, SlotId(1), rolling=True)
+    tree.attach(node, PointId(1), rolling=True)
     with pytest.raises(LedgerFault, match="page 4 has point 1, got another, 2"):
-        tree.attach(node, SlotId(2), rolling=False)
+        tree.attach(node, PointId(2), rolling=False)
     tree.detach(node)
     assert not node.rolling
     with pytest.raises(LedgerFault, match="page 4 has no point"):

@@ -11,7 +11,7 @@ from surefoot.backend.operands import DeltaCaches, DeltaInputs, Fold
 from surefoot.backend.protocol import Backend, Linear
 from surefoot.model.layers.finite import finite_drafts
 from surefoot.state.pool import Pools
-from surefoot.state.spec import Part, Recurrent, Ring
+from surefoot.state.spec import Held, Part, Recurrent, Ring
 from surefoot.step import Batch
 
 BLOCK = 16
@@ -72,7 +72,8 @@ class DeltaSizes:
         }
         state = Part("state", (self.value_heads, self.key_size, self.value_size), "float32")
         parts = tuple(Part(name, shape, "float32") for name, shape in inputs.items())
-        conv = Ring(prefix + "conv", layers, (Part("x", (self.channels,), dtype),), self.taps - 1)
+        convolved, window = (Part("x", (self.channels,), dtype),), self.taps - 1
+        conv = Ring(prefix + "conv", layers, convolved, window, Held(window))
         return conv, Recurrent(prefix + "delta", layers, (state,), parts, BLOCK)
 
 
