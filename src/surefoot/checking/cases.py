@@ -19,7 +19,7 @@ DEPTHS: Sequence[Sequence[int | None]] = ((1, 3, 8, None), (2, 5, 8, None), (4, 
 """Draft lengths of one round after the other."""
 
 _PLAIN_EVERY = 4
-_LONG_EVERY, _FIRST_LONG = 16, 2
+_LONG_EVERY, _FIRST_LONG = 20, 2
 
 Pair = tuple[int, int, int, int]
 
