@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,10 +31,11 @@ PATIENCE_S = 60
 
 
 class SteppedEngine(Engine):
-    """Counts its steps; each of them waits for leave while `held`."""
+    """Counts its steps; each of them waits for leave while `held`, and is `asking` for it."""
 
     steps = 0
     held = False
+    asking = False
 
     def hold(self) -> None:
         self._leave = threading.Semaphore(0)
@@ -47,9 +49,27 @@ class SteppedEngine(Engine):
         self.held = False
         self._leave.release(1 << 20)
 
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Hold it, and let it go whatever happens: later tests may share it."""
+        self.hold()
+        try:
+            yield
+        finally:
+            self.release()
+
+    def reach(self, steps: int) -> None:
+        """Wait until so many steps were made."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self.steps < steps:
+            assert time.monotonic() < deadline, f"{self.steps} steps instead of {steps}"
+            time.sleep(0.002)
+
     def step(self) -> list[Emission]:
         if self.held:
+            self.asking = True
             self._leave.acquire()
+            self.asking = False
         emissions = super().step()
         self.steps += 1
         return emissions

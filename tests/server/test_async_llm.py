@@ -121,6 +121,8 @@ def test_a_task_that_is_cancelled_while_it_submits_leaves_nothing(engine: Steppe
     async def main(llm: AsyncLLM) -> None:
         engine.hold()
         running = await llm.submit(["abc"], params(100, ignore_eos=True))
+        # Before it waits within a step, the engine would still take in the second one.
+        await until(lambda: engine.asking)
         task = asyncio.ensure_future(llm.submit(["xyz"], params(100, ignore_eos=True)))
         await asyncio.sleep(0.05)
         task.cancel()
