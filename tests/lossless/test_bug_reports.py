@@ -19,12 +19,12 @@ from surefoot.params import SamplingParams
 from surefoot.request import Request
 from surefoot.sample.context import Contexts
 from surefoot.sample.processors import RowContext
-from surefoot.state.plan import plan_memory
 from surefoot.state.pool import Pools
 from surefoot.step import Row, Step
 from surefoot.testing.drafters import AlwaysRight, RandomLength, StatelessDrafter
 from tests.lossless.harness import PROMPTS, VOCAB, Bench, Case, Run, drain
 from tests.unit.engine.engines import complete, engine_of
+from tests.unit.state.plans import plan_of
 
 GREEDY = SamplingParams(max_tokens=16, temperature=0)
 SAMPLED = SamplingParams(max_tokens=16, temperature=0.9, seed=8)
@@ -101,16 +101,7 @@ def next_laws(
 ) -> torch.Tensor:
     """[prefixes, allowed] probabilities of the allowed tokens after each prefix."""
     caches = model.model.description.caches
-    plan = plan_memory(
-        caches,
-        page_tokens=16,
-        draft_tokens=0,
-        max_rows=1,
-        max_model_len=64,
-        budget_bytes=1 << 22,
-        points=0,
-        prefix_cache=False,
-    )
+    plan = plan_of(*caches, max_model_len=64, budget_bytes=1 << 22, prefix_cache=False)
     rows = [Row(p, 0, len(p), [i + 1], 1, 0, 1, 0) for i, p in enumerate(prefixes)]
     pools = Pools(caches, replace(plan, pages=len(rows)), model.backend.device)
     with torch.inference_mode():

@@ -13,7 +13,8 @@ from surefoot.state.plan import MemoryPlan
 from surefoot.state.spec import CacheSpec
 from surefoot.testing.tiny_latents import TinyLatentSizes, make_latent_config
 from tests.simulation.marked_pools import JUNK, MarkedPools, marks_of
-from tests.unit.state.latents import caches_of, plan_for
+from tests.unit.state.latents import caches_of
+from tests.unit.state.plans import plan_of
 
 DEPTH, ROWS, LONGEST, PAGES = 5, 4, 9, 26
 _STEMS = 3
@@ -62,8 +63,8 @@ def scarce_plan(specs: tuple[CacheSpec, ...], page: int, points: int) -> MemoryP
     """PAGES pages, ROWS slots and some points, as the engine's planning makes them of bytes."""
 
     def plan(budget: int) -> MemoryPlan:
-        return plan_for(
-            specs,
+        return plan_of(
+            *specs,
             page_tokens=page,
             draft_tokens=DEPTH,
             max_rows=ROWS,

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from surefoot.ids import PageId, PointId, SlotId
 from surefoot.state.ledger import Clear, Restore, Save, Work
-from surefoot.state.plan import plan_memory
 from surefoot.state.pool import Pools
 from surefoot.state.spec import CacheSpec, Held, Paged, Part, Recurrent, Ring
+from tests.unit.state.plans import plan_of
 
 K, V = Part("k", (2, 3), "float32"), Part("v", (2, 3), "bfloat16")
 KV = Paged("kv", 2, (K, V))
@@ -26,15 +26,14 @@ SPECS: tuple[CacheSpec, ...] = (KV, LATENT, WINDOW, DELTA)
 
 def pools_of(*specs: CacheSpec) -> Pools:
     """Five pages of eight tokens or more, three slots, two points, drafts of two."""
-    plan = plan_memory(
-        specs,
+    plan = plan_of(
+        *specs,
         page_tokens=8,
         draft_tokens=2,
         max_rows=3,
         max_model_len=40,
         budget_bytes=1 << 15,
         points=2,
-        prefix_cache=True,
     )
     pools = Pools(specs, plan, torch.device("cpu"))
     assert pools.bytes == plan.total_bytes

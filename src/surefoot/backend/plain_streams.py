@@ -1,4 +1,4 @@
-"""Hyper-connections and routers in a form whose bits do not depend on how many tokens there are.
+"""Hyper-connections in a form whose bits do not depend on how many tokens there are.
 
 Sums over streams are written term by term: the library may add in another order for other shapes.
 """
@@ -11,25 +11,21 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from surefoot.backend.operands import LEAST_SUM, StreamGates
+from surefoot.backend.operands import StreamGates
 
 
 class PlainStreams(ABC):
-    """The operators of streams and of routers, for whichever device the tensors are on."""
+    """The operators of streams, for whichever device the tensors are on."""
 
     @abstractmethod
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """See Backend."""
-
-    @abstractmethod
-    def top_k(self, scores: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """See Backend."""
 
     def enter_streams(
         self, streams: Tensor, products: Tensor, gates: StreamGates
     ) -> tuple[Tensor, Tensor, Tensor]:
         """See Backend."""
-        square = _row_sum(streams.flatten(1).float().square()) / streams[0].numel()
+        square = _row_mean(streams.flatten(1).float().square())
         products = products * torch.rsqrt(square + gates.norm_eps)
         shares, factors, mixing = _gate(products, gates)
         return self.rms_norm(_read(streams, shares), gates.norm, gates.norm_eps), factors, mixing
@@ -46,17 +42,8 @@ class PlainStreams(ABC):
         made = torch.empty_like(streams)
         for k in range(count):
             parts = [wide[:, j] * mixing[:, j, k, None] for j in range(count)]
-            made[:, k] = _total([out.float() * factors[:, k, None], *parts]).to(streams.dtype)
+            made[:, k] = total([out.float() * factors[:, k, None], *parts]).to(streams.dtype)
         return made
-
-    def choose_experts(self, scores: Tensor, bias: Tensor, n: int) -> Tensor:
-        """See Backend."""
-        return self.top_k(_sqrt_softplus(scores) + bias, n)[1]
-
-    def weigh_experts(self, scores: Tensor, choice: Tensor, scale: float) -> Tensor:
-        """See Backend."""
-        chosen = _sqrt_softplus(scores.gather(1, choice))
-        return chosen / (_total(chosen.unbind(1)) + LEAST_SUM)[:, None] * scale
 
 
 def _gate(x: Tensor, gates: StreamGates) -> tuple[Tensor, Tensor, Tensor]:
@@ -69,38 +56,36 @@ def _gate(x: Tensor, gates: StreamGates) -> tuple[Tensor, Tensor, Tensor]:
     )
     mixing = mix.reshape(-1, n, n)
     mixing = torch.exp(mixing - mixing.amax(2, keepdim=True))
-    mixing = mixing / _total(mixing.unbind(2))[:, :, None] + eps
-    mixing = mixing / (_total(mixing.unbind(1))[:, None] + eps)
+    mixing = mixing / total(mixing.unbind(2))[:, :, None] + eps
+    mixing = mixing / (total(mixing.unbind(1))[:, None] + eps)
     for _ in range(gates.rounds - 1):
-        mixing = mixing / (_total(mixing.unbind(2))[:, :, None] + eps)
-        mixing = mixing / (_total(mixing.unbind(1))[:, None] + eps)
+        mixing = mixing / (total(mixing.unbind(2))[:, :, None] + eps)
+        mixing = mixing / (total(mixing.unbind(1))[:, None] + eps)
     return _sigmoid(read) + eps, 2 * _sigmoid(write), mixing
 
 
 def _read(streams: Tensor, shares: Tensor) -> Tensor:
     parts = [streams[:, j].float() * shares[:, j, None] for j in range(streams.shape[1])]
-    return _total(parts).to(streams.dtype)
-
-
-def _sqrt_softplus(x: Tensor) -> Tensor:
-    return torch.log1p(torch.exp(-x.abs())).add_(x.clamp(min=0)).sqrt_()
+    return total(parts).to(streams.dtype)
 
 
 def _sigmoid(x: Tensor) -> Tensor:
     return torch.exp(-x).add_(1).reciprocal_()
 
 
-def _total(parts: Sequence[Tensor]) -> Tensor:
-    total = parts[0]
+def total(parts: Sequence[Tensor]) -> Tensor:
+    """Sum of tensors of one shape, one after the other."""
+    added = parts[0]
     for part in parts[1:]:
-        total = total + part
-    return total
+        added = added + part
+    return added
 
 
-def _row_sum(x: Tensor) -> Tensor:
-    """[T, 1] sums of the rows of [T, D]; a row's halves are added to each other again and again."""
+def _row_mean(x: Tensor) -> Tensor:
+    """[T, 1] means of the rows of [T, D], each by adding its halves again and again."""
+    count = x.shape[1]
     while (width := x.shape[1]) > 1:
         half = width // 2
         added = x[:, :half] + x[:, half : 2 * half]
         x = torch.cat((added, x[:, 2 * half :]), 1)
-    return x
+    return x / count

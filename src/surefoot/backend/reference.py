@@ -17,6 +17,7 @@ from surefoot.backend.angles import rotary_angles
 from surefoot.backend.noise import NoiseField, NoiseKey
 from surefoot.backend.operands import DeltaCaches, Fold, RowLayout
 from surefoot.backend.order import argmax_rows, temper
+from surefoot.backend.plain_routers import PlainRouters
 from surefoot.backend.plain_streams import PlainStreams
 from surefoot.backend.protocol import UNCHOSEN, Capabilities, Experts, Linear
 from surefoot.backend.reference_delta import fold_block
@@ -65,7 +66,7 @@ class ReferenceExperts:
         return out
 
 
-class ReferenceBackend(PlainStreams):
+class ReferenceBackend(PlainStreams, PlainRouters):
     """All operators in float32 on the CPU."""
 
     def __init__(self) -> None:

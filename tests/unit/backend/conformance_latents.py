@@ -101,7 +101,7 @@ def attend_latents(backend: Backend, seed: int) -> Sequence[Tensor]:
 
 def streams(backend: Backend, seed: int) -> Sequence[Tensor]:
     rng, draws = random.Random(seed), torch.Generator().manual_seed(seed)
-    count, size, tokens = rng.randint(1, 5), rng.randint(1, 70), rng.randrange(40)
+    count, size, tokens = rng.randint(1, 5), rng.randint(1, 70), rng.choice((0, rng.randrange(40)))
     width, device = count * (count + 2), backend.device
     base, scale = torch.randn(width, generator=draws), torch.rand(3, generator=draws)
     norm, rounds = 1 + 0.2 * torch.randn(size, generator=draws), rng.randint(1, 20)
@@ -119,7 +119,7 @@ def streams(backend: Backend, seed: int) -> Sequence[Tensor]:
 def routers(backend: Backend, seed: int) -> Sequence[Tensor]:
     """Some scores are tied, and some so far from 0 that softplus is 0 or the score."""
     rng, draws = random.Random(seed), torch.Generator().manual_seed(seed)
-    tokens, count = rng.randrange(20), rng.randint(1, 40)
+    tokens, count = rng.choice((0, rng.randrange(20))), rng.randint(1, 40)
     scores = torch.randint(-9, 9, (tokens, count), generator=draws) * rng.choice((0.3, 4.0, 20.0))
     bias = torch.randint(0, 3, (count,), generator=draws).float()
     scores, bias = scores.to(backend.device), bias.to(backend.device)

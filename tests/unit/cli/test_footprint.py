@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from surefoot.cli.footprint import Footprint, Kept, layers_text
-from surefoot.state.plan import plan_memory
 from surefoot.state.spec import DTYPE_BYTES, CacheSpec, Held, Paged, Part, Recurrent, Ring
 from tests.unit.cli.commands import Run
 from tests.unit.flash import FLASH
+from tests.unit.state.plans import plan_of
 
 MILLION = 1 << 20
 MEMORY = 8 << 30
@@ -196,16 +196,7 @@ def test_memory_that_was_not_given_is_not_told(surefoot: Run, tiny: Path) -> Non
 
 
 def test_a_last_page_that_is_not_full_counts_whole() -> None:
-    plan = plan_memory(
-        SPECS[:1],
-        page_tokens=16,
-        draft_tokens=0,
-        max_rows=1,
-        max_model_len=33,
-        budget_bytes=1 << 20,
-        points=0,
-        prefix_cache=False,
-    )
+    plan = plan_of(*SPECS[:1], max_model_len=33, budget_bytes=1 << 20, prefix_cache=False)
     entry = Footprint(SPECS[:1], (), plan, 33, 1 << 20).entry()
     assert entry["longest_request"] == {
         "tokens": 33,

@@ -6,34 +6,7 @@ from dataclasses import replace
 from surefoot.draft.mtp import mtp_caches
 from surefoot.model.deepseek_v4 import describe
 from surefoot.state.ledger import Ledger
-from surefoot.state.plan import MemoryPlan, plan_memory
 from surefoot.state.spec import CacheSpec, Ring
-from surefoot.testing.tiny_latents import TinyLatentSizes, make_latent_config
-
-FLASH_SIZES = TinyLatentSizes(
-    vocab=129280,
-    hidden=4096,
-    streams=4,
-    ratios=(0, 0, *(4, 128) * 20, 4),
-    heads=64,
-    head_dim=512,
-    rotary=64,
-    query_rank=1024,
-    groups=8,
-    output_rank=1024,
-    window=128,
-    heavy_ratio=128,
-    index_heads=64,
-    index_dim=128,
-    index_chosen=512,
-    experts=256,
-    chosen=6,
-    inner=2048,
-    hashed=3,
-    positions=1 << 20,
-)
-FLASH = make_latent_config(FLASH_SIZES)
-"""The config of DeepSeek V4 Flash, as far as caches depend on it."""
 
 
 def caches_of(
@@ -43,29 +16,6 @@ def caches_of(
     description = describe(config, dtype, "")
     own = mtp_caches(description, dtype, page_tokens) if mtp else ()
     return (*description.caches, *own)
-
-
-def plan_for(
-    specs: tuple[CacheSpec, ...],
-    *,
-    page_tokens: int,
-    budget_bytes: int,
-    max_model_len: int,
-    draft_tokens: int = 8,
-    max_rows: int = 8,
-    points: int | None = None,
-) -> MemoryPlan:
-    """`plan_memory` with a prefix cache."""
-    return plan_memory(
-        specs,
-        page_tokens=page_tokens,
-        draft_tokens=draft_tokens,
-        max_rows=max_rows,
-        max_model_len=max_model_len,
-        budget_bytes=budget_bytes,
-        points=points,
-        prefix_cache=True,
-    )
 
 
 def pointed_pages(ledger: Ledger, tokens: Sequence[int]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -10,48 +11,53 @@ from surefoot.state.ledger import Lease, Ledger, LedgerLimits
 from surefoot.state.plan import MemoryPlan
 from surefoot.state.pool import Pools
 from surefoot.testing.tiny_latents import TinyLatentSizes, make_latent_config
-from tests.unit.state.latents import FLASH, FLASH_SIZES, caches_of, plan_for, pointed_pages
+from tests.unit.flash import FLASH
+from tests.unit.state.latents import caches_of, pointed_pages
+from tests.unit.state.plans import plan_of
 
 P = 128
-TINY = TinyLatentSizes(ratios=(0, 4, 128, 4, 4), window=128, heavy_ratio=128)
-SHORT = TinyLatentSizes()
+TINY = make_latent_config(TinyLatentSizes(ratios=(0, 4, 128, 4, 4), window=128, heavy_ratio=128))
+SHORT = make_latent_config(TinyLatentSizes())
+VOCAB = 129280
 BYTES = {"float32": 4, "bfloat16": 2}
 ROOMY, SCARCE = 4 << 30, 5 << 28
 LONG = 100_000
 ALONG = [1, 2, 4, 8, *range(16, 777, 16)]
 
 
-def needed_bytes(size: TinyLatentSizes, dtype: str, mtp: bool) -> int:
+def needed_bytes(config: Mapping[str, Any], dtype: str, mtp: bool) -> int:
     """What the page before leaves to the token behind it, all layers together.
 
     The window of every layer but for the token itself; of the last four raw rows of the 4:1
     windows one half of values and scores, for entries and for their keys; nothing of 128:1.
     """
-    window = (len(size.ratios) + mtp) * (size.window - 1) * size.head_dim * BYTES[dtype]
-    raw = 4 * 2 * (size.head_dim + size.index_dim) * BYTES["float32"]
-    return window + size.ratios.count(4) * raw
+    *ratios, _ = config["compress_ratios"]
+    rows = (len(ratios) + mtp) * (config["sliding_window"] - 1)
+    raw = 4 * 2 * (config["head_dim"] + config["index_head_dim"]) * BYTES["float32"]
+    return int(rows * config["head_dim"] * BYTES[dtype] + ratios.count(4) * raw)
 
 
 @pytest.mark.parametrize(
-    ("size", "page", "dtype"),
-    [(FLASH_SIZES, P, "bfloat16"), (TINY, P, "float32"), (SHORT, 16, "float32")],
+    ("config", "page", "dtype"),
+    [(FLASH, P, "bfloat16"), (TINY, P, "float32"), (SHORT, 16, "float32")],
     ids=["flash", "tiny", "short"],
 )
 @pytest.mark.parametrize("mtp", [True, False])
 @pytest.mark.parametrize("depth", [0, 3, 8])
 def test_a_point_takes_what_it_must_hold_and_no_more(
-    size: TinyLatentSizes, page: int, dtype: str, mtp: bool, depth: int
+    config: Mapping[str, Any], page: int, dtype: str, mtp: bool, depth: int
 ) -> None:
-    specs = caches_of(make_latent_config(size), dtype, page, mtp)
-    plan = plan_for(
-        specs,
+    specs = caches_of(config, dtype, page, mtp)
+    plan = plan_of(
+        *specs,
+        max_rows=8,
         page_tokens=page,
         budget_bytes=4 << 30,
         max_model_len=4096,
         draft_tokens=depth,
         points=5,
     )
-    assert plan.point_bytes == needed_bytes(size, dtype, mtp)
+    assert plan.point_bytes == needed_bytes(config, dtype, mtp)
     # Nothing is allocated on this device; the shapes are those of any other.
     pools = Pools(specs, plan, torch.device("meta"))
     assert pools.bytes == plan.total_bytes
@@ -69,7 +75,15 @@ def test_a_point_of_the_real_model_in_figures() -> None:
 
 def flash_plan(points: int | None = None, budget: int = ROOMY) -> MemoryPlan:
     specs = caches_of(FLASH, "bfloat16", P)
-    return plan_for(specs, page_tokens=P, budget_bytes=budget, max_model_len=110_000, points=points)
+    return plan_of(
+        *specs,
+        max_rows=8,
+        draft_tokens=8,
+        page_tokens=P,
+        budget_bytes=budget,
+        max_model_len=110_000,
+        points=points,
+    )
 
 
 def ledger_on(plan: MemoryPlan, ledger: type[Ledger] = Ledger) -> Ledger:
@@ -109,7 +123,7 @@ def check_budget(ledger: Ledger, plan: MemoryPlan, budget: int = ROOMY) -> None:
 
 def text(length: int, seed: object) -> list[int]:
     random = Random(str(seed))
-    return [random.randrange(FLASH_SIZES.vocab) for _ in range(length)]
+    return [random.randrange(VOCAB) for _ in range(length)]
 
 
 def test_a_prompt_of_100_000_tokens_leaves_points_all_along() -> None:
@@ -168,8 +182,10 @@ def test_an_answer_leaves_one_point_at_its_last_whole_page() -> None:
 
 
 def settings_of(config: Mapping[str, object], every: int, points: int) -> LedgerLimits:
-    plan = plan_for(
-        caches_of(config, "bfloat16", P),
+    plan = plan_of(
+        *caches_of(config, "bfloat16", P),
+        max_rows=8,
+        draft_tokens=8,
         page_tokens=P,
         budget_bytes=4 << 30,
         max_model_len=10_000,

@@ -1,12 +1,13 @@
 """The memory plan: what fits, what is capped, what is refused and with which words."""
 
 import dataclasses
+from functools import partial
 
 import pytest
 
 from surefoot.errors import MemoryPlanError, SettingError
-from surefoot.state.plan import MemoryPlan, plan_memory
 from surefoot.state.spec import CacheSpec, Held, Paged, Part, Recurrent, Ring
+from tests.unit.state.plans import plan_of
 
 K = Part("k", (2, 8), "float32")  # 64 bytes
 KV = Paged("kv", 3, (K, dataclasses.replace(K, name="v")))  # 384 bytes a token
@@ -15,26 +16,7 @@ WINDOW = Ring("window", 2, (K,), 10, Held(10))  # 128 bytes a column
 DELTA = Recurrent("delta", 1, (Part("s", (4, 4), "float32"),), (K,), block=8)
 
 
-def plan(
-    *specs: CacheSpec,
-    budget_bytes: int = 1 << 30,
-    points: int | None = None,
-    prefix_cache: bool = True,
-    max_rows: int = 4,
-    max_model_len: int = 100,
-    page_tokens: int = 16,
-    draft_tokens: int = 3,
-) -> MemoryPlan:
-    return plan_memory(
-        specs,
-        page_tokens=page_tokens,
-        draft_tokens=draft_tokens,
-        max_rows=max_rows,
-        max_model_len=max_model_len,
-        budget_bytes=budget_bytes,
-        points=points,
-        prefix_cache=prefix_cache,
-    )
+plan = partial(plan_of, max_rows=4, draft_tokens=3)
 
 
 def test_bytes_are_summed_over_the_caches() -> None:
