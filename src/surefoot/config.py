@@ -75,6 +75,7 @@ class EngineConfig:
         max_step_tokens: most tokens computed in one step, drafts included.
         prefill_chunk: most prompt tokens of one request computed in one step.
         prefix_cache: keep computed prompts for later requests that begin alike.
+        capture: record steps and replay them, where the backend can.
         ngram_max: longest suffix that the ngram drafter looks up.
         ngram_min: shortest one.
         max_waiting: most requests that may wait; further ones are refused.
@@ -97,6 +98,7 @@ class EngineConfig:
     max_step_tokens: int = 512
     prefill_chunk: int = 256
     prefix_cache: bool = True
+    capture: bool = True
     ngram_max: int = 5
     ngram_min: int = 2
     max_waiting: int = 4096
@@ -124,7 +126,7 @@ class EngineConfig:
         _whole("max_waiting", self.max_waiting, 1, None)
         _whole("ngram_max", self.ngram_max, 1, 32)
         _whole("ngram_min", self.ngram_min, 1, 32)
-        for name in ("prefix_cache", "bitwise"):
+        for name in ("prefix_cache", "capture", "bitwise"):
             value = getattr(self, name)
             if not isinstance(value, bool) and not (value is None and name == "bitwise"):
                 raise SettingError(name, f"must be true or false, not {value!r}")

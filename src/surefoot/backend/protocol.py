@@ -36,7 +36,7 @@ class Capabilities:
         dtypes: element types its operators take, best first.
         page_tokens: default page size in tokens.
         max_draft_tokens: longest draft that one verify row may carry.
-        capture: whether steps can be recorded and replayed.
+        recordings: how many recorded steps it can hold; 0 if it cannot record any.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Capabilities:
     dtypes: tuple[str, ...]
     page_tokens: int
     max_draft_tokens: int
-    capture: bool
+    recordings: int
 
 
 class Experts(Protocol):
@@ -73,6 +73,19 @@ class Linear(Protocol):
 
     def add(self, x: Tensor, stream: Tensor) -> Tensor:
         """The product of x added to `stream` [T, outputs], which is left as it is."""
+        ...
+
+
+class Recording(Protocol):
+    """Work that was recorded once and can be done again."""
+
+    @property
+    def outputs(self) -> Sequence[Tensor]:
+        """What the work returned; every replay writes the same tensors."""
+        ...
+
+    def replay(self, layout: RowLayout) -> None:
+        """Do it again for a step of as many rows and tokens that lie elsewhere."""
         ...
 
 
@@ -141,6 +154,24 @@ class Backend(Protocol):
 
     def rows(self, layout: RowLayout) -> RowOperators:
         """Prepare the cache writes and attention of one step."""
+        ...
+
+    def record(
+        self,
+        layout: RowLayout,
+        longest_table: int,
+        work: Callable[[RowOperators], Sequence[Tensor]],
+    ) -> Recording:
+        """Record work on the rows of a step; what it computes now need not be kept.
+
+        Args:
+            layout: of a step of padding alone.
+            longest_table: no row of a step to come has more pages.
+            work: may read tensors and these rows, and nothing else that changes.
+
+        Raises:
+            NotImplementedError: `capabilities.recordings` is 0.
+        """
         ...
 
     def pack_experts(self, gate_up: Tensor, down: Tensor, limit: float = math.inf) -> Experts:
@@ -230,7 +261,7 @@ class Backend(Protocol):
 
     def choose(
         self, scores: Tensor, temperatures: Sequence[float], keys: Sequence[NoiseKey]
-    ) -> list[int]:
+    ) -> Tensor:
         """In each row the token with the highest (score - peak) / temperature + noise.
 
         The noise is that of `backend.noise`, bit for bit, and each operation rounds to float32; so
@@ -242,8 +273,13 @@ class Backend(Protocol):
             keys: of the R rows' noise.
 
         Returns:
-            R token ids, the lowest among equals; UNCHOSEN where the highest score is not finite.
+            [R] int64 token ids on the device, the lowest among equals; UNCHOSEN where the highest
+            score is not finite.
         """
+        ...
+
+    def read(self, numbers: Tensor) -> list[int]:
+        """Bring int64 numbers [n] to the host; the one place that waits for the device."""
         ...
 
     def clean(self, entries: Tensor, tokens: Tensor) -> None:

@@ -23,6 +23,7 @@ from surefoot.backend.protocol import UNCHOSEN, Capabilities, Experts, Linear
 from surefoot.backend.reference_delta import fold_block
 from surefoot.backend.reference_rows import ReferenceRows
 from surefoot.backend.row_operators import RowOperators
+from surefoot.backend.unrecorded import Unrecorded
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class ReferenceExperts:
         return out
 
 
-class ReferenceBackend(PlainStreams, PlainRouters):
+class ReferenceBackend(PlainStreams, PlainRouters, Unrecorded):
     """All operators in float32 on the CPU."""
 
     def __init__(self) -> None:
@@ -77,7 +78,7 @@ class ReferenceBackend(PlainStreams, PlainRouters):
             dtypes=("float32",),
             page_tokens=16,
             max_draft_tokens=64,
-            capture=False,
+            recordings=0,
         )
         self.device = torch.device("cpu")
 
@@ -133,7 +134,7 @@ class ReferenceBackend(PlainStreams, PlainRouters):
 
     def choose(
         self, scores: Tensor, temperatures: Sequence[float], keys: Sequence[NoiseKey]
-    ) -> list[int]:
+    ) -> Tensor:
         """See Backend."""
         tokens = []
         for row, temperature, key in zip(scores, temperatures, keys, strict=True):
@@ -143,7 +144,12 @@ class ReferenceBackend(PlainStreams, PlainRouters):
                 noise = NoiseField(len(row), self.device).gumbel(key)
                 totals = temper(totals, peak[None], [temperature]) + noise
             tokens.append(int(argmax_rows(totals)) if peak.isfinite() else UNCHOSEN)
-        return tokens
+        return torch.tensor(tokens, dtype=torch.long)
+
+    def read(self, numbers: Tensor) -> list[int]:
+        """See Backend."""
+        values: list[int] = numbers.tolist()
+        return values
 
     def clean(self, entries: Tensor, tokens: Tensor) -> None:
         """See Backend."""

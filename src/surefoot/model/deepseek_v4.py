@@ -122,7 +122,7 @@ class Block:
         out = self.attention(x, angles, batch, pools)
         streams = self.around_attention.write(streams, out, *rest)
         x, *rest = self.around_feed.read(streams)
-        return self.around_feed.write(streams, self.feed(x, batch.tokens), *rest)
+        return self.around_feed.write(streams, self.feed(x, batch), *rest)
 
     def write(self, streams: Tensor, angles: StepAngles, batch: Batch, pools: Pools) -> None:
         """Write the window's entries of the streams and nothing else."""

@@ -91,7 +91,7 @@ class Layer:
             stream = mixer(stream, batch, pools)
         else:
             stream = mixer(stream, angles, batch, pools)
-        return self.feed(mixer.backend.rms_norm(stream, self.norm, mixer.eps), stream)
+        return self.feed(mixer.backend.rms_norm(stream, self.norm, mixer.eps), stream, batch)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
 from surefoot.cli.report import Comparison, summary
 from surefoot.cli.session import Run as SessionRun
@@ -190,8 +192,8 @@ def test_compare_has_a_prompt_of_its_own(surefoot: Run, tiny: Path) -> None:
 def test_a_request_that_fails_is_named_and_counts(
     surefoot: Run, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def nothing_chosen(logits: list[object], _contexts: object) -> list[int]:
-        return [-1] * len(logits)
+    def nothing_chosen(logits: Tensor, *_: object) -> Tensor:
+        return torch.full((len(logits),), -1)
 
     monkeypatch.setattr("surefoot.engine.runner.try_choose", nothing_chosen)
     done = surefoot("generate", tiny, "abc", "--max-tokens", 4, "--json")

@@ -39,7 +39,7 @@ class CpuBackend(BlockwiseBackend):
             dtypes=("float32", "bfloat16"),
             page_tokens=32,
             max_draft_tokens=16,
-            capture=False,
+            recordings=0,
         )
         self.invariant = RowInvariant()
         self._tile_widths: dict[ProductShape, int] = {}
@@ -119,15 +119,14 @@ class CpuBackend(BlockwiseBackend):
 
     def choose(
         self, scores: Tensor, temperatures: Sequence[float], keys: Sequence[NoiseKey]
-    ) -> list[int]:
+    ) -> Tensor:
         """See Backend."""
         assert len(scores) == len(temperatures) == len(keys), "rows do not agree"
-        tokens = np.empty(len(keys), np.int64)
+        tokens = torch.empty(len(keys), dtype=torch.long)
         words = np.array(keys, dtype=np.int32).view(np.uint32).reshape(-1, 2)
         warmths = np.array(temperatures, dtype=np.float32)
-        choosing.choose(scores.contiguous().numpy(), warmths, words, UNCHOSEN, tokens)
-        found: list[int] = tokens.tolist()
-        return found
+        choosing.choose(scores.contiguous().numpy(), warmths, words, UNCHOSEN, tokens.numpy())
+        return tokens
 
     def clean(self, entries: Tensor, tokens: Tensor) -> None:
         """See Backend."""

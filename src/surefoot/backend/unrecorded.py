@@ -1,0 +1,24 @@
+"""Part of backends that run every step anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from surefoot.backend.operands import RowLayout
+from surefoot.backend.protocol import Recording
+from surefoot.backend.row_operators import RowOperators
+
+
+class Unrecorded:
+    """A backend that cannot record; its capabilities say so."""
+
+    def record(
+        self,
+        layout: RowLayout,
+        longest_table: int,
+        work: Callable[[RowOperators], Sequence[Tensor]],
+    ) -> Recording:
+        """See Backend."""
+        raise NotImplementedError(f"{type(self).__name__} cannot record steps")
