@@ -68,13 +68,14 @@ class DeltaCaches:
     """One layer's checkpoint and the ring of inputs since then; S0 is the state at a block's start.
 
     The ring keeps for each position what later tokens of its block need: k, decay, beta, and
-    `error` = beta (v - exp(G) k S0), with G the sum of `decay` from the block's start up to and
-    including the position. So only new tokens ever read the state.
+    `value`, which is what the backend makes of v. Most keep the error beta (v - exp(G) k S0), with G
+    the sum of `decay` from the block's start up to and including the position, so that only new
+    tokens ever read the state; a backend whose operator wants v keeps v.
 
     Attributes:
         state: [rows, Hv, dk, dv] float32, the state before position block * floor(settled / block).
         k: [rows, capacity, Hk, dk]; column of position p is p % capacity, here and below.
-        error: [rows, capacity, Hv, dv].
+        value: [rows, capacity, Hv, dv].
         decay: [rows, capacity, Hv].
         beta: [rows, capacity, Hv].
         block: tokens of a block; at least the longest draft + 1.
@@ -82,7 +83,7 @@ class DeltaCaches:
 
     state: Tensor
     k: Tensor
-    error: Tensor
+    value: Tensor
     decay: Tensor
     beta: Tensor
     block: int

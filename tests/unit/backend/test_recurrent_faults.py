@@ -140,7 +140,7 @@ class OmitsConv(Omits):
 
 class OmitsState(Omits):
     def lost(self, pools: Pools) -> list[Tensor]:
-        return [pools.rows("delta", name) for name in ("state", "k", "error", "decay", "beta")]
+        return [pools.rows("delta", name) for name in ("state", "k", "value", "decay", "beta")]
 
 
 class OmitsOneRing(Omits):

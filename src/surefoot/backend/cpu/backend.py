@@ -184,7 +184,7 @@ class CpuBackend(BlockwiseBackend):
             (0, 0, fold.base + block, fold.base, fold.base + block, fold.slot) for fold in folds
         ]
         empty = caches.k.new_empty(0, *caches.k.shape[2:])
-        values = caches.error.new_empty(0, *caches.error.shape[2:])
+        values = caches.value.new_empty(0, *caches.value.shape[2:])
         gates = values[..., 0]
         inputs = DeltaInputs(empty, empty, values, gates, gates)
         run_delta(inputs, caches, np.array(rows, dtype=np.int64).reshape(-1, 6))

@@ -287,7 +287,7 @@ def run_delta(inputs: DeltaInputs, caches: DeltaCaches, rows: Integers) -> Tenso
         inputs.beta.numpy(),
         caches.state.numpy(),
         caches.k.numpy(),
-        caches.error.numpy(),
+        caches.value.numpy(),
         caches.decay.numpy(),
         caches.beta.numpy(),
         caches.block,

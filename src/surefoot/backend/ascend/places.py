@@ -1,0 +1,137 @@
+"""Where a step's tokens lie, in device memory: what every row operator reads, recorded or not.
+
+The host writes two tensors a step, and everything else is a part of them or is computed from them
+on the device. The operators that want lengths on the host get lists, which are not tensors and
+change with `move`, too.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from surefoot.backend.operands import RowLayout
+
+
+class Places:
+    """The rows of a step of B rows and T tokens.
+
+    Attributes:
+        rows: B.
+        tokens: T.
+        page_tokens: P.
+        bounded: whether some row may be kept from looking below a position.
+        row: [T] int64, the row of each token.
+        position: [T] int64, absolute.
+        begin: [B] int64, index of each row's first token.
+        first: [B] int64, its position.
+        count: [B] int64, tokens of each row in the step.
+        slot: [B] int64, rows of the bounded pools.
+        visible_from: [B] int64.
+        settled: [B] int64.
+        settles: [B] int64.
+        tables: [B, C] int32 pages; the sink behind each row's own.
+        ends: for the host, the index behind each row's last token.
+        lengths: for the host, the tokens that each row has up to its last one.
+        reaches: for the host, the same of each token.
+    """
+
+    def __init__(self, layout: RowLayout, columns: int, device: torch.device) -> None:
+        """Place `layout`; page tables may have up to `columns` pages."""
+        self.rows, self.tokens = len(layout.first), layout.starts[-1]
+        self.page_tokens, self.device = layout.page_tokens, device
+        self.bounded = any(layout.visible_from)
+        self._numbers = torch.zeros(
+            2 * self.tokens + 7 * self.rows, dtype=torch.int64, device=device
+        )
+        parts = self._numbers.split([self.tokens, self.tokens, *[self.rows] * 7])
+        self.row, self.position, self.begin, self.first, self.count = parts[:5]
+        self.slot, self.visible_from, self.settled, self.settles = parts[5:]
+        self.tables = torch.zeros(self.rows, columns, dtype=torch.int32, device=device)
+        self.ends: list[int] = []
+        self.lengths: list[int] = []
+        self.reaches: list[int] = []
+        self.move(layout)
+
+    @staticmethod
+    def of(layout: RowLayout, device: torch.device) -> Places:
+        """The places of a step that is not recorded."""
+        longest = max((len(table) for table in layout.tables), default=0)
+        return Places(layout, max(1, longest), device)
+
+    def move(self, layout: RowLayout) -> None:
+        """Take the places of another step of as many rows and tokens.
+
+        Raises:
+            ValueError: it does not fit what was prepared.
+        """
+        self._check(layout)
+        starts = np.array(layout.starts, dtype=np.int64)
+        counts, first = np.diff(starts), np.array(layout.first, dtype=np.int64)
+        row = np.repeat(np.arange(self.rows), counts)
+        position = np.arange(self.tokens) - starts[:-1][row] + first[row]
+        others = (layout.slots, layout.visible_from, layout.settled, layout.settles)
+        numbers = np.concatenate(
+            (row, position, starts[:-1], first, counts, *map(np.array, others))
+        )
+        self._numbers.copy_(torch.from_numpy(numbers.astype(np.int64)), non_blocking=True)
+        tables = np.zeros(self.tables.shape, dtype=np.int32)
+        for held, table in zip(tables, layout.tables, strict=True):
+            held[: len(table)] = table
+        self.tables.copy_(torch.from_numpy(tables), non_blocking=True)
+        self.ends[:] = layout.starts[1:]
+        self.lengths[:] = (first + counts).tolist()
+        self.reaches[:] = (position + 1).tolist()
+
+    def _check(self, layout: RowLayout) -> None:
+        had = (self.rows, self.tokens)
+        came = (len(layout.first), layout.starts[-1])
+        if had != came:
+            raise ValueError(f"recorded were {had} rows and tokens, there came {came}")
+        longest = max((len(table) for table in layout.tables), default=0)
+        if longest > self.tables.shape[1]:
+            raise ValueError(
+                f"a page table of {longest} pages, and room for {self.tables.shape[1]}"
+            )
+        if any(layout.visible_from) and not self.bounded:
+            raise ValueError("a row looks at less than everything, and none did when recorded")
+
+
+class Derived:
+    """What is computed on the device from places, once for all layers of a step.
+
+    A recording makes its own: the computation must be part of what is recorded.
+    """
+
+    def __init__(self, places: Places) -> None:
+        """Compute nothing yet."""
+        self._places = places
+
+    @cached_property
+    def page(self) -> Tensor:
+        """[T] int64, the page of each token's own entry."""
+        return self.pages_of(self._places.position)
+
+    @cached_property
+    def offset(self) -> Tensor:
+        """[T] int64, its place on the page."""
+        return self._places.position % self._places.page_tokens
+
+    @cached_property
+    def tables(self) -> Tensor:
+        """[T, C] int32, the page table of each token's row."""
+        return self._places.tables.index_select(0, self._places.row)
+
+    def of_rows(self, values: Tensor) -> Tensor:
+        """For each token what its row has: [B] to [T]."""
+        return values.index_select(0, self._places.row)
+
+    def pages_of(self, positions: Tensor) -> Tensor:
+        """Pages of positions [T] or [T, n] of each token's row, int64; any page where none is."""
+        columns = (positions // self._places.page_tokens).clamp(0, self.tables.shape[1] - 1)
+        flat = columns.view(len(columns), -1)
+        pages: Tensor = self.tables.gather(1, flat).view(positions.shape).long()
+        return pages
