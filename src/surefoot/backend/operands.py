@@ -68,9 +68,9 @@ class DeltaCaches:
     """One layer's checkpoint and the ring of inputs since then; S0 is the state at a block's start.
 
     The ring keeps for each position what later tokens of its block need: k, decay, beta, and
-    `value`, which is what the backend makes of v. Most keep the error beta (v - exp(G) k S0), with G
-    the sum of `decay` from the block's start up to and including the position, so that only new
-    tokens ever read the state; a backend whose operator wants v keeps v.
+    `value`, what the backend makes of v. Most keep the error beta (v - exp(G) k S0), with G the sum
+    of `decay` from the block's start up to and including the position, so that only new tokens ever
+    read the state; a backend whose operator wants v keeps v.
 
     Attributes:
         state: [rows, Hv, dk, dv] float32, the state before position block * floor(settled / block).

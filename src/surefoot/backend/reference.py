@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import psutil
 import torch
@@ -155,11 +156,11 @@ class ReferenceBackend(PlainStreams, PlainRouters, Unrecorded):
         """See Backend."""
         entries[tokens] = torch.where(entries[tokens].isfinite(), entries[tokens], 0.0)
 
-    def angles(
-        self, positions: Tensor, frequencies: Tensor, factor: float, passing: int
-    ) -> tuple[Tensor, Tensor]:
+    def pack_angles(
+        self, frequencies: Tensor, factor: float, passing: int
+    ) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         """See Backend."""
-        return rotary_angles(positions, frequencies, factor, passing)
+        return partial(rotary_angles, frequencies, factor, passing)
 
     def gate(self, x: Tensor, gate: Tensor) -> Tensor:
         """See Backend."""

@@ -57,7 +57,7 @@ def compress(backend: Backend, seed: int) -> Sequence[Tensor]:
         for i in range(layout.length(row))
     ]
     positions = torch.tensor(begins, dtype=torch.long).to(device)
-    cos, sin = make_rotary(size, 10000.0, None)(positions, backend)
+    cos, sin = make_rotary(size, 10000.0, None).on(backend)(positions)
     norm = torch.rand(size, generator=case.draws).to(device)
     form = Compression(ratio, halves == 2, norm, 1e-6, cos, sin)
     pool = pool.to(device)

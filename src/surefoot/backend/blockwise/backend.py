@@ -82,11 +82,11 @@ class BlockwiseBackend(PlainStreams, PlainRouters, Unrecorded, ABC):
         cleaned = entries.index_select(0, tokens).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
         entries.index_copy_(0, tokens, cleaned)
 
-    def angles(
-        self, positions: Tensor, frequencies: Tensor, factor: float, passing: int
-    ) -> tuple[Tensor, Tensor]:
+    def pack_angles(
+        self, frequencies: Tensor, factor: float, passing: int
+    ) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         """See Backend."""
-        return rotary_angles(positions, frequencies, factor, passing)
+        return partial(rotary_angles, frequencies, factor, passing)
 
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """See Backend."""

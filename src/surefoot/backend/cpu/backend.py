@@ -135,13 +135,18 @@ class CpuBackend(BlockwiseBackend):
         else:
             rowwise.clean(entries.numpy(), tokens.numpy())
 
-    def angles(
-        self, positions: Tensor, frequencies: Tensor, factor: float, passing: int
-    ) -> tuple[Tensor, Tensor]:
+    def pack_angles(
+        self, frequencies: Tensor, factor: float, passing: int
+    ) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         """See Backend."""
-        both = torch.empty(2, len(positions), 1, 2 * (len(frequencies) + passing))
-        rowwise.angles(positions.numpy(), frequencies.numpy(), factor, both.numpy()[:, :, 0])
-        return both[0], both[1]
+        width = 2 * (len(frequencies) + passing)
+
+        def angles(positions: Tensor) -> tuple[Tensor, Tensor]:
+            both = torch.empty(2, len(positions), 1, width)
+            rowwise.angles(positions.numpy(), frequencies.numpy(), factor, both.numpy()[:, :, 0])
+            return both[0], both[1]
+
+        return angles
 
     def gate(self, x: Tensor, gate: Tensor) -> Tensor:
         """See Backend."""
