@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from surefoot.backend.operands import LayoutBounds
 from surefoot.backend.protocol import Backend, Recording
 from surefoot.backend.row_operators import RowOperators
 from surefoot.step import Batch, Step
@@ -60,6 +61,21 @@ class EagerCall:
     def __call__(self, step: Step, *inputs: Tensor) -> Computed:
         """See StepCall."""
         return self.work(step.build(self.backend), inputs)
+
+
+@dataclass(frozen=True)
+class RowKind:
+    """What all rows of a call have in common.
+
+    Attributes:
+        wanted: most logits of a row.
+        known: tokens of a row that are known to stay, at least.
+        bounded: whether a row may see less than all of its pages.
+    """
+
+    wanted: int
+    known: int
+    bounded: bool
 
 
 @dataclass(frozen=True, order=True)
@@ -129,18 +145,18 @@ class CapturedCall:
         backend: Backend,
         buckets: Sequence[Bucket],
         longest_table: int,
-        wanted: int,
+        kind: RowKind,
     ) -> None:
         """Capture `work` when a bucket is first used; see Capture."""
         self._eager = EagerCall(work, backend)
         self._buckets = buckets
-        self._longest_table, self._wanted = longest_table, wanted
+        self._longest_table, self._kind = longest_table, kind
         self._recorded: dict[Bucket, _Recorded] = {}
 
     def __call__(self, step: Step, *inputs: Tensor) -> Computed:
         """See StepCall."""
         bucket = next((bucket for bucket in self._buckets if bucket.fits(step)), None)
-        if bucket is None or any(row.wanted > self._wanted for row in step.rows):
+        if bucket is None or any(row.wanted > self._kind.wanted for row in step.rows):
             return self._eager(step, *inputs)
         if bucket not in self._recorded:
             self._recorded[bucket] = self._record(bucket, step.page_tokens, inputs)
@@ -159,17 +175,19 @@ class CapturedCall:
         work, backend = self._eager.work, self._eager.backend
         log.info("recording steps of %d rows of %d tokens", bucket.rows, bucket.width)
         blank = Step.of([], page_tokens).pad(bucket.padded_rows, bucket.padded_tokens)
-        batch = _blank_batch(blank, bucket, self._wanted, backend)
+        batch = _blank_batch(blank, bucket, self._kind, backend)
         mine = [given.new_zeros(bucket.padded_tokens, *given.shape[1:]) for given in inputs]
 
         def run(rows: RowOperators) -> Sequence[Tensor]:
             return work(replace(batch, rows=rows), mine)
 
-        recording = backend.record(blank.layout(), self._longest_table, run)
+        inputs = (*batch.filled, *mine)
+        bounds = LayoutBounds(self._longest_table, self._kind.bounded)
+        recording = backend.record(blank.layout(), bounds, inputs, run)
         return _Recorded(batch, mine, recording)
 
 
-def _blank_batch(blank: Step, bucket: Bucket, wanted: int, backend: Backend) -> Batch:
+def _blank_batch(blank: Step, bucket: Bucket, kind: RowKind, backend: Backend) -> Batch:
     """Tensors for any step of this size, filled with padding."""
     last = bucket.padded_tokens - 1
 
@@ -177,8 +195,8 @@ def _blank_batch(blank: Step, bucket: Bucket, wanted: int, backend: Backend) -> 
         return torch.full((count,), last, dtype=torch.long, device=backend.device)
 
     batch = blank.build(backend)
-    tentative = bucket.rows * (bucket.width - 1)
-    wanted = bucket.rows * min(bucket.width, wanted)
+    tentative = bucket.rows * (bucket.width - kind.known)
+    wanted = bucket.rows * min(bucket.width, kind.wanted)
     return replace(batch, wanted=places(wanted), tentative=places(tentative))
 
 
@@ -198,15 +216,15 @@ class Capture:
     longest_table: int
     most: int
 
-    def call(self, work: Pass, backend: Backend, wanted: int, widest: int = 0) -> StepCall:
-        """A call of `work` that wants logits at up to `wanted` tokens of a row.
+    def call(self, work: Pass, backend: Backend, kind: RowKind, widest: int = 0) -> StepCall:
+        """A call of `work` on rows of a kind.
 
-        Its rows have up to `widest` tokens, if that is more than those of decoding rows.
+        They have up to `widest` tokens, if that is more than those of decoding rows.
         """
         buckets = make_buckets(self.most_rows, max(widest, self.widest), self.most)
         if not buckets:
             return EagerCall(work, backend)
-        return CapturedCall(work, backend, buckets, self.longest_table, wanted)
+        return CapturedCall(work, backend, buckets, self.longest_table, kind)
 
 
 EAGER = Capture(1, 1, 1, 0)

@@ -79,6 +79,11 @@ class Batch:
     padding: Tensor
     rows: RowOperators
 
+    @property
+    def filled(self) -> tuple[Tensor, ...]:
+        """The tensors that `Step.fill` writes."""
+        return self.tokens, self.positions, self.wanted, self.tentative, self.padding
+
     def routed(self, choice: Tensor) -> Tensor:
         """A choice of experts [T, n] without that of padding tokens, -1."""
         return choice.masked_fill(self.padding[:, None], -1) if len(self.padding) else choice

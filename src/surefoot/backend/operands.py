@@ -38,10 +38,18 @@ class RowLayout:
         """Tokens of this row in the step."""
         return self.starts[row + 1] - self.starts[row]
 
-    def most_entries(self, ratio: int) -> int:
-        """Entries of `ratio` tokens that the token with the longest history sees."""
-        stops = (first + self.length(row) for row, first in enumerate(self.first))
-        return max(stops, default=0) // ratio
+
+@dataclass(frozen=True)
+class LayoutBounds:
+    """What the layouts never exceed for which a step is recorded.
+
+    Attributes:
+        longest_table: pages of a row.
+        bounded: whether a row may have a `visible_from`.
+    """
+
+    longest_table: int
+    bounded: bool
 
 
 @dataclass(frozen=True)

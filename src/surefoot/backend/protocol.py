@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from surefoot.backend.noise import NoiseKey
-from surefoot.backend.operands import DeltaCaches, Fold, RowLayout, StreamGates
+from surefoot.backend.operands import DeltaCaches, Fold, LayoutBounds, RowLayout, StreamGates
 from surefoot.backend.row_operators import RowOperators
 
 UNCHOSEN = -1
@@ -159,15 +159,17 @@ class Backend(Protocol):
     def record(
         self,
         layout: RowLayout,
-        longest_table: int,
+        bounds: LayoutBounds,
+        inputs: Sequence[Tensor],
         work: Callable[[RowOperators], Sequence[Tensor]],
     ) -> Recording:
         """Record work on the rows of a step; what it computes now need not be kept.
 
         Args:
             layout: of a step of padding alone.
-            longest_table: no row of a step to come has more pages.
-            work: may read tensors and these rows, and nothing else that changes.
+            bounds: of the layouts to come.
+            inputs: the tensors that are filled anew before each replay.
+            work: may read those, caches, weights and these rows, and nothing else.
 
         Raises:
             NotImplementedError: `capabilities.recordings` is 0.

@@ -160,10 +160,9 @@ class RowOperators(Protocol):
             count: most entries a token.
 
         Returns:
-            [T, n] int64, n = min(count, entries that any token of the step can see): of the entries
-            that a token can see those with the greatest sum of weight * relu(q . key) over heads,
-            the lowest index among equals; ascending, then -1. What becomes of scores that are not
-            numbers is open.
+            [T, count] int64: of the entries that a token can see those with the greatest sum of
+            weight * relu(q . key) over heads, the lowest index among equals; ascending, then -1.
+            What becomes of scores that are not numbers is open.
         """
         ...
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from surefoot.backend.operands import RowLayout
+from surefoot.backend.operands import LayoutBounds, RowLayout
 from surefoot.backend.protocol import Recording
 from surefoot.backend.row_operators import RowOperators
 
@@ -17,7 +17,8 @@ class Unrecorded:
     def record(
         self,
         layout: RowLayout,
-        longest_table: int,
+        bounds: LayoutBounds,
+        inputs: Sequence[Tensor],
         work: Callable[[RowOperators], Sequence[Tensor]],
     ) -> Recording:
         """See Backend."""

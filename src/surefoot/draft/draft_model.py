@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from surefoot.backend.protocol import Backend
-from surefoot.capture import Capture, Computed
+from surefoot.capture import Capture, Computed, RowKind
 from surefoot.draft.drafter import CommittedRow, DraftRow
 from surefoot.draft.guesses import Guessed, Guesses
 from surefoot.ids import RequestId
@@ -34,7 +34,7 @@ class ModelDrafter:
         self, model: Model, pools: Pools, backend: Backend, page_tokens: int, capture: Capture
     ) -> None:
         """Draft with `model`, whose caches lie in `pools`."""
-        self._forward = capture.call(self._pass, backend, wanted=1)
+        self._forward = capture.call(self._pass, backend, RowKind(1, 0, bounded=True))
         self._model = model
         self._pools = pools
         self._backend = backend

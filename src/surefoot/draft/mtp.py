@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from surefoot.backend.protocol import Backend
-from surefoot.capture import Capture, Computed
+from surefoot.capture import Capture, Computed, RowKind
 from surefoot.draft.drafter import CommittedRow, DraftRow
 from surefoot.draft.guesses import Guessed, Guesses
 from surefoot.ids import RequestId
@@ -78,8 +78,10 @@ class MtpDrafter:
 
         `pools` were made by `plan` and hold what `mtp_caches` names.
         """
-        self._draft = capture.call(self._draft_pass, backend, wanted=1)
-        self._catch_up = capture.call(self._catch_up_pass, backend, 0, plan.page_tokens)
+        self._draft = capture.call(self._draft_pass, backend, RowKind(1, 0, bounded=True))
+        self._catch_up = capture.call(
+            self._catch_up_pass, backend, RowKind(0, 1, bounded=True), plan.page_tokens
+        )
         self._head, self._pools, self._backend = head, pools, backend
         self._shape, self._page_tokens = description.hidden_shape, plan.page_tokens
         self._contexts = Contexts(description.vocab_size, backend.device)

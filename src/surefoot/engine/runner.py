@@ -12,7 +12,7 @@ from torch import Tensor
 
 from surefoot.backend.operands import Fold
 from surefoot.backend.protocol import Backend
-from surefoot.capture import Capture, Computed
+from surefoot.capture import Capture, Computed, RowKind
 from surefoot.draft.guesses import Guessed, Guesses
 from surefoot.engine.rows import PlannedRow, RowResult
 from surefoot.ids import RequestId
@@ -76,7 +76,7 @@ class ModelForward:
     def __init__(self, model: Model, pools: Pools, backend: Backend, capture: Capture) -> None:
         """Run `model`, whose caches are `pools`."""
         self._model, self._pools = model, pools
-        self._call = capture.call(self._pass, backend, wanted=capture.widest)
+        self._call = capture.call(self._pass, backend, RowKind(capture.widest, 1, bounded=False))
 
     def __call__(self, step: Step) -> Computed:
         """See Forward."""

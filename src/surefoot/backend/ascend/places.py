@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from surefoot.backend.operands import RowLayout
+from surefoot.backend.operands import LayoutBounds, RowLayout
 
 
 class Places:
@@ -39,18 +39,18 @@ class Places:
         reaches: for the host, the same of each token.
     """
 
-    def __init__(self, layout: RowLayout, columns: int, device: torch.device) -> None:
-        """Place `layout`; page tables may have up to `columns` pages."""
+    def __init__(self, layout: RowLayout, bounds: LayoutBounds, device: torch.device) -> None:
+        """Place `layout`, and then others within the bounds."""
         self.rows, self.tokens = len(layout.first), layout.starts[-1]
         self.page_tokens, self.device = layout.page_tokens, device
-        self.bounded = any(layout.visible_from)
+        self.bounded = bounds.bounded
         self._numbers = torch.zeros(
             2 * self.tokens + 7 * self.rows, dtype=torch.int64, device=device
         )
         parts = self._numbers.split([self.tokens, self.tokens, *[self.rows] * 7])
         self.row, self.position, self.begin, self.first, self.count = parts[:5]
         self.slot, self.visible_from, self.settled, self.settles = parts[5:]
-        self.tables = torch.zeros(self.rows, columns, dtype=torch.int32, device=device)
+        self.tables = torch.zeros(self.rows, bounds.longest_table, dtype=torch.int32, device=device)
         self.ends: list[int] = []
         self.lengths: list[int] = []
         self.reaches: list[int] = []
@@ -60,7 +60,7 @@ class Places:
     def of(layout: RowLayout, device: torch.device) -> Places:
         """The places of a step that is not recorded."""
         longest = max((len(table) for table in layout.tables), default=0)
-        return Places(layout, max(1, longest), device)
+        return Places(layout, LayoutBounds(max(1, longest), any(layout.visible_from)), device)
 
     def move(self, layout: RowLayout) -> None:
         """Take the places of another step of as many rows and tokens.
