@@ -62,6 +62,8 @@ class EngineConfig:
         draft_model: path, hub id or packaged name of the draft model.
         dtype: element type of weights and caches; auto is the fastest one of the device.
         device: name of the backend; auto takes the fastest that is present.
+        emulate: run the device's operators on the CPU, and check each call against what they demand
+            (device npu).
         bitwise: keep results independent, to the last bit, of how work is cut; None means where
             the backend can.
         max_model_len: longest context in tokens; None is what the model was made for.
@@ -88,6 +90,7 @@ class EngineConfig:
     draft_model: str | None = None
     dtype: str = "auto"
     device: str = "auto"
+    emulate: bool = False
     bitwise: bool | None = None
     max_model_len: int | None = None
     memory: int | None = None
@@ -126,7 +129,7 @@ class EngineConfig:
         _whole("max_waiting", self.max_waiting, 1, None)
         _whole("ngram_max", self.ngram_max, 1, 32)
         _whole("ngram_min", self.ngram_min, 1, 32)
-        for name in ("prefix_cache", "capture", "bitwise"):
+        for name in ("prefix_cache", "capture", "emulate", "bitwise"):
             value = getattr(self, name)
             if not isinstance(value, bool) and not (value is None and name == "bitwise"):
                 raise SettingError(name, f"must be true or false, not {value!r}")

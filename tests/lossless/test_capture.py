@@ -57,8 +57,8 @@ class RecordedBench(Bench):
         with patch("surefoot.engine.models.make_backend", self._make):
             return super()._draft(name, drift, mixed)
 
-    def _make(self, device: str, bitwise: bool | None) -> Backend:
-        self.backends.append(RecordedReplay(make_backend(device, bitwise)))
+    def _make(self, device: str, bitwise: bool | None, *, emulate: bool) -> Backend:
+        self.backends.append(RecordedReplay(make_backend(device, bitwise, emulate=emulate)))
         return self.backends[-1]
 
     def plain(self, case: Case, prompt: int) -> Any:

@@ -40,6 +40,23 @@ class RowLayout:
 
 
 @dataclass(frozen=True)
+class CacheShape:
+    """What one part of a cache keeps.
+
+    Attributes:
+        kind: "paged", "ring" or "recurrent".
+        ratio: tokens of an entry; 1 but for some paged caches.
+        part: its name.
+        shape: of an entry, or of a state.
+    """
+
+    kind: str
+    ratio: int
+    part: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class LayoutBounds:
     """What the layouts never exceed for which a step is recorded.
 

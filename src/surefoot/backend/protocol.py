@@ -16,7 +16,14 @@ import torch
 from torch import Tensor
 
 from surefoot.backend.noise import NoiseKey
-from surefoot.backend.operands import DeltaCaches, Fold, LayoutBounds, RowLayout, StreamGates
+from surefoot.backend.operands import (
+    CacheShape,
+    DeltaCaches,
+    Fold,
+    LayoutBounds,
+    RowLayout,
+    StreamGates,
+)
 from surefoot.backend.row_operators import RowOperators
 
 UNCHOSEN = -1
@@ -37,6 +44,10 @@ class Capabilities:
         page_tokens: default page size in tokens.
         max_draft_tokens: longest draft that one verify row may carry.
         recordings: how many recorded steps it can hold; 0 if it cannot record any.
+        host_lengths: its attention takes lengths from the host, so that a step cannot be replayed
+            before the accepted counts of the last one are known there.
+        ordered_entries: among equal scores `choose_entries` takes the lowest index.
+        composed: operators for which the device has none, made of several.
     """
 
     name: str
@@ -45,6 +56,9 @@ class Capabilities:
     page_tokens: int
     max_draft_tokens: int
     recordings: int
+    host_lengths: bool = False
+    ordered_entries: bool = True
+    composed: tuple[str, ...] = ()
 
 
 class Experts(Protocol):
@@ -108,6 +122,14 @@ class Backend(Protocol):
 
     def free_memory(self) -> int:
         """Bytes that could be allocated on the device now."""
+        ...
+
+    def check_caches(self, caches: Sequence[CacheShape], page_tokens: int) -> None:
+        """Refuse caches that the operators cannot work on; called when the plan is made.
+
+        Raises:
+            SettingError: it says which limit, and what came.
+        """
         ...
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:

@@ -6,13 +6,16 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from surefoot.backend.operands import LayoutBounds, RowLayout
+from surefoot.backend.operands import CacheShape, LayoutBounds, RowLayout
 from surefoot.backend.protocol import Recording
 from surefoot.backend.row_operators import RowOperators
 
 
 class Unrecorded:
-    """A backend that cannot record; its capabilities say so."""
+    """A backend that cannot record, as its capabilities say, and takes caches of any size."""
+
+    def check_caches(self, caches: Sequence[CacheShape], page_tokens: int) -> None:
+        """See Backend: any will do."""
 
     def record(
         self,

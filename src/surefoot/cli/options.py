@@ -105,7 +105,9 @@ class EngineOptions:
     ] = None
     dtype: Annotated[str | None, flag(_ENGINE["dtype"], _DEFAULTS.dtype)] = None
     device: Annotated[str | None, flag(_ENGINE["device"], _DEFAULTS.device)] = None
+    emulate: Annotated[bool | None, switch(_ENGINE["emulate"])] = None
     bitwise: Annotated[bool | None, switch(_ENGINE["bitwise"], off=("--no-bitwise",))] = None
+    capture: Annotated[bool | None, switch(_ENGINE["capture"], off=("--no-capture",))] = None
     memory: Annotated[
         int | None, flag(f"{_ENGINE['memory']} 512MiB and 2GB are understood.", convert=size)
     ] = None

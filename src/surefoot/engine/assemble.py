@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from surefoot.backend.operands import CacheShape
 from surefoot.capture import EAGER, Capture
 from surefoot.config import AUTO_DRAFT_TOKENS, EngineConfig
 from surefoot.draft.depth import AutoDepth, CostCurve, Depth, FixedDepth
@@ -25,7 +26,7 @@ from surefoot.errors import MemoryPlanError, SettingError
 from surefoot.state.ledger import Ledger, LedgerLimits
 from surefoot.state.plan import MemoryPlan, plan_memory
 from surefoot.state.pool import Pools
-from surefoot.state.spec import CacheSpec, page_unit, recurrent_block
+from surefoot.state.spec import CacheSpec, Paged, Recurrent, page_unit, recurrent_block
 
 _LEAST_CONTEXT = 256
 
@@ -120,6 +121,7 @@ def assemble(
     caches = target.model.description.caches
     own = drafter_caches(name, config, target, draft)
     plan, length = make_plan([*caches, *own], config, target, depth)
+    target.backend.check_caches(_shapes([*caches, *own]), plan.page_tokens)
     pools = Pools(caches, plan, target.backend.device)
     ledger = Ledger(
         LedgerLimits(
@@ -147,6 +149,17 @@ def assemble(
     policy = _depth(name, config, forward, plan)
     loop = Loop(ledger, scheduler, runner, guarded, policy)
     return Assembly(loop, ledger, scheduler, plan, pools, guarded, length)
+
+
+def _shapes(specs: Sequence[CacheSpec]) -> list[CacheShape]:
+    """What the backend has to work on."""
+    shapes: list[CacheShape] = []
+    for spec in specs:
+        ratio = spec.ratio if isinstance(spec, Paged) else 1
+        kind = type(spec).__name__.lower()
+        parts = spec.state if isinstance(spec, Recurrent) else spec.parts
+        shapes += [CacheShape(kind, ratio, part.name, part.shape) for part in parts]
+    return shapes
 
 
 def _capture(

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from surefoot.backend.noise import NoiseKey
 from surefoot.backend.operands import (
+    CacheShape,
     Compression,
     DeltaCaches,
     DeltaInputs,
@@ -71,10 +72,13 @@ class RecordedRows:
     def __init__(self, layout: RowLayout, backend: Backend, tapes: Tapes) -> None:
         """Begin with the rows of `layout`."""
         self._backend, self._tapes = backend, tapes
+        self._size = len(layout.first), layout.starts[-1]
         self.move(layout)
 
     def move(self, layout: RowLayout) -> None:
         """Take the rows of another step of as many rows and tokens."""
+        size = len(layout.first), layout.starts[-1]
+        assert size == self._size, f"{size} rows and tokens, recorded were {self._size}"
         self.inner = self._backend.rows(layout)
 
     def paged_write(self, pool: Tensor, entries: Tensor) -> None:
@@ -203,6 +207,10 @@ class RecordedReplay:
     def free_memory(self) -> int:
         """See Backend."""
         return self._inner.free_memory()
+
+    def check_caches(self, caches: Sequence[CacheShape], page_tokens: int) -> None:
+        """See Backend."""
+        self._inner.check_caches(caches, page_tokens)
 
     def read(self, numbers: Tensor) -> list[int]:
         """See Backend."""

@@ -32,7 +32,7 @@ class Graph(Protocol):
 class Device(Protocol):
     """The vendor's device module."""
 
-    def NPUGraph(self) -> Graph:  # noqa: N802  # the public name
+    def NPUGraph(self) -> Graph:  # the public name
         """An empty graph."""
         ...
 
@@ -79,13 +79,13 @@ class Vendor(Protocol):
         """Attention over pages."""
         ...
 
-    def npu_scatter_nd_update_(self, input: Tensor, indices: Tensor, updates: Tensor) -> Tensor:  # noqa: A002
+    def npu_scatter_nd_update_(self, input: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
         """Write updates at indices, in place."""
         ...
 
     def npu_rms_norm(
         self,
-        input: Tensor,  # noqa: A002
+        input: Tensor,
         gamma: Tensor,
         epsilon: float = 1e-6,
     ) -> tuple[Tensor, Tensor]:
@@ -94,7 +94,7 @@ class Vendor(Protocol):
 
     def npu_rotary_mul(
         self,
-        input: Tensor,  # noqa: A002
+        input: Tensor,
         r1: Tensor,
         r2: Tensor,
         rotary_mode: str = "half",
@@ -102,7 +102,11 @@ class Vendor(Protocol):
         """Input * cos + rotated input * sin."""
         ...
 
-    def npu_swiglu(self, input: Tensor, dim: int = -1) -> Tensor:  # noqa: A002
+    def npu_linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Input times the transposed weight, plus bias."""
+        ...
+
+    def npu_swiglu(self, input: Tensor, dim: int = -1) -> Tensor:
         """Silu of the left half times the right half."""
         ...
 
@@ -158,7 +162,7 @@ class Vendor(Protocol):
 
     def npu_dynamic_quant(
         self,
-        input: Tensor,  # noqa: A002
+        input: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """int8 numbers and a scale for each row."""
         ...

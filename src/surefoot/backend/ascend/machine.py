@@ -1,0 +1,79 @@
+"""What the backend runs on: a device, or the emulation of its operators."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+
+from surefoot.backend.ascend.backend import AscendBackend, Machine
+from surefoot.backend.ascend.vendor import installed_vendor
+from surefoot.backend.protocol import Capabilities
+from surefoot.errors import SettingError
+
+log = logging.getLogger(__name__)
+
+_DEVICE_RECORDINGS = 48
+"""A device has streams for so many graphs at least, whatever else runs on it."""
+
+_COMPOSED = (
+    "rotary",
+    "compress",
+    "attend_latents",
+    "window_attention",
+    "choose",
+    "choose_experts",
+    "enter_streams",
+    "write_streams",
+    "gated_norm",
+)
+
+
+def ascend_backend(emulate: bool) -> AscendBackend:
+    """The backend on the device of this machine, or emulated.
+
+    Raises:
+        SettingError: there is no device.
+    """
+    return AscendBackend(_emulated() if emulate else _installed())
+
+
+def _installed() -> Machine:
+    capabilities = _capabilities("npu", bitwise=False, recordings=_DEVICE_RECORDINGS)
+    return Machine(installed_vendor(), torch.device("npu"), capabilities, _refuse)
+
+
+def _refuse(reasons: Sequence[str]) -> None:
+    raise SettingError("device", f"'npu' cannot run this model: {'; '.join(reasons)}")
+
+
+def _emulated() -> Machine:
+    from surefoot.backend.ascend.emulate import RELAXED, STRICT, EmulatedVendor
+
+    vendor = EmulatedVendor(STRICT)
+
+    def relax(reasons: Sequence[str]) -> None:
+        log.warning(
+            "the device could not run this model: %s; the emulation lifts limits on sizes "
+            "for it, and nothing else",
+            "; ".join(reasons),
+        )
+        vendor.profile = RELAXED
+
+    capabilities = _capabilities("npu (emulated)", bitwise=True, recordings=STRICT.most_graphs)
+    return Machine(vendor, torch.device("cpu"), capabilities, relax)
+
+
+def _capabilities(name: str, *, bitwise: bool, recordings: int) -> Capabilities:
+    return Capabilities(
+        name=name,
+        bitwise=bitwise,
+        dtypes=("bfloat16",),
+        page_tokens=128,
+        max_draft_tokens=15,
+        recordings=recordings,
+        host_lengths=True,
+        ordered_entries=False,
+        composed=_COMPOSED,
+    )

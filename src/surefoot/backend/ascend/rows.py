@@ -1,0 +1,135 @@
+"""Row operators on pages and rings; recurrence and compressed caches come from their own files."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from surefoot.backend.ascend.convolution import causal_conv
+from surefoot.backend.ascend.delta import delta_rule
+from surefoot.backend.ascend.heads import placed
+from surefoot.backend.ascend.latents import LatentRows
+from surefoot.backend.ascend.places import Places
+from surefoot.backend.ascend.vendor import Vendor
+from surefoot.backend.operands import DeltaCaches, DeltaInputs, Placing
+
+CAUSAL_MASK = 2048
+"""Side of the triangle that the vendor's operator wants for causal attention of any length."""
+
+
+class AscendRows(LatentRows):
+    """Cache writes, attention and recurrence of one step.
+
+    Attributes:
+        host_lists: lists of the host that its attention took, by keyword; a recording of it needs
+            them anew for each replay.
+    """
+
+    def __init__(self, places: Places, vendor: Vendor, triangle: Tensor) -> None:
+        """Serve the rows of `places`; `triangle` is bool, true above the diagonal."""
+        super().__init__(places, vendor)
+        self._triangle = triangle
+        self.host_lists: dict[str, list[int]] = {}
+
+    def paged_write(self, pool: Tensor, entries: Tensor) -> None:
+        """See RowOperators."""
+        if not self.places.tokens:
+            return
+        page, offset = self.derived.page, self.derived.offset
+        lead = pool.shape[1:-2]
+        if lead:
+            heads = torch.arange(lead.numel(), device=page.device).expand(len(page), -1)
+            pool = pool.flatten(1, -3)
+            parts = (page[:, None].expand_as(heads), heads, offset[:, None].expand_as(heads))
+            entries = entries.flatten(1, -2)
+        else:
+            parts = (page, offset)
+        self._write(pool, torch.stack(parts, dim=-1), entries)
+
+    def ring_write(self, ring: Tensor, entries: Tensor) -> None:
+        """See RowOperators; what is not among the last of its row goes to the sink."""
+        if not self.places.tokens:
+            return
+        places, derived, capacity = self.places, self.derived, ring.shape[1]
+        left = derived.of_rows(places.first + places.count) - places.position
+        slot = derived.of_rows(places.slot).masked_fill(left > capacity, 0)
+        column = places.position % capacity
+        flat = ring.view(ring.shape[0], capacity, -1)
+        indices = torch.stack((slot, column), dim=-1)
+        self._write(flat, indices, entries.reshape(len(entries), -1))
+
+    def _write(self, target: Tensor, indices: Tensor, entries: Tensor) -> None:
+        updates = entries.to(target.dtype).contiguous()
+        self.vendor.npu_scatter_nd_update_(target, indices, updates)
+
+    def paged_attention(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, scale: float) -> Tensor:
+        """See RowOperators."""
+        if not self.places.tokens:
+            return torch.empty_like(q)
+        if self.places.bounded:
+            return self._token_by_token(q, k_pool, v_pool, scale)
+        places = self.places
+        self.host_lists = {
+            "actual_seq_lengths": places.ends,
+            "actual_seq_lengths_kv": places.lengths,
+        }
+        return self.vendor.npu_fused_infer_attention_score(
+            q.contiguous(),
+            k_pool,
+            v_pool,
+            atten_mask=self._triangle,
+            **self.host_lists,
+            block_table=places.tables,
+            num_heads=q.shape[1],
+            num_key_value_heads=k_pool.shape[1],
+            scale=scale,
+            input_layout="TND",
+            sparse_mode=3,
+            block_size=places.page_tokens,
+        )[0]
+
+    def _token_by_token(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, scale: float) -> Tensor:
+        """Every token as a request of its own, as the packed form takes no bound from below."""
+        places, derived = self.places, self.derived
+        self.host_lists = {"actual_seq_lengths_kv": places.reaches}
+        columns = derived.tables.shape[1] * places.page_tokens
+        every = torch.arange(columns, device=q.device)
+        hidden = every < derived.of_rows(places.visible_from)[:, None]
+        out = self.vendor.npu_fused_infer_attention_score(
+            q[:, :, None].contiguous(),
+            k_pool,
+            v_pool,
+            atten_mask=hidden[:, None, None].contiguous(),
+            **self.host_lists,
+            block_table=derived.tables,
+            num_heads=q.shape[1],
+            num_key_value_heads=k_pool.shape[1],
+            scale=scale,
+            input_layout="BNSD",
+            sparse_mode=0,
+            block_size=places.page_tokens,
+        )[0]
+        return out[:, :, 0]
+
+    def attend_pages(
+        self,
+        q_and_k: Tensor,
+        v: Tensor,
+        placing: Placing,
+        pools: tuple[Tensor, Tensor],
+        scale: float,
+    ) -> Tensor:
+        """See RowOperators."""
+        heads = q_and_k.shape[1] - v.shape[1]
+        x = placed(self.vendor, q_and_k, placing)
+        self.paged_write(pools[0], x[:, heads:])
+        self.paged_write(pools[1], v)
+        return self.paged_attention(x[:, :heads], *pools, scale)
+
+    def causal_conv(self, x: Tensor, ring: Tensor, weight: Tensor) -> Tensor:
+        """See RowOperators."""
+        return causal_conv(self, x, ring, weight)
+
+    def delta_rule(self, inputs: DeltaInputs, caches: DeltaCaches) -> Tensor:
+        """See RowOperators."""
+        return delta_rule(self, inputs, caches)
