@@ -44,23 +44,7 @@ class AscendRows(LatentRows):
             entries = entries.flatten(1, -2)
         else:
             parts = (page, offset)
-        self._write(pool, torch.stack(parts, dim=-1), entries)
-
-    def ring_write(self, ring: Tensor, entries: Tensor) -> None:
-        """See RowOperators; what is not among the last of its row goes to the sink."""
-        if not self.places.tokens:
-            return
-        places, derived, capacity = self.places, self.derived, ring.shape[1]
-        left = derived.of_rows(places.first + places.count) - places.position
-        slot = derived.of_rows(places.slot).masked_fill(left > capacity, 0)
-        column = places.position % capacity
-        flat = ring.view(ring.shape[0], capacity, -1)
-        indices = torch.stack((slot, column), dim=-1)
-        self._write(flat, indices, entries.reshape(len(entries), -1))
-
-    def _write(self, target: Tensor, indices: Tensor, entries: Tensor) -> None:
-        updates = entries.to(target.dtype).contiguous()
-        self.vendor.npu_scatter_nd_update_(target, indices, updates)
+        self.write(pool, torch.stack(parts, dim=-1), entries)
 
     def paged_attention(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, scale: float) -> Tensor:
         """See RowOperators."""

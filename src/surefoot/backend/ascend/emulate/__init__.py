@@ -20,6 +20,7 @@ from surefoot.backend.ascend.emulate.contract import (
 from surefoot.backend.ascend.emulate.fused_attention import FusedAttention
 from surefoot.backend.ascend.emulate.indexers import Indexers
 from surefoot.backend.ascend.emulate.latent_caches import LatentCaches
+from surefoot.backend.ascend.emulate.linears import Linears
 from surefoot.backend.ascend.emulate.merges import Merges
 from surefoot.backend.ascend.emulate.norms import Norms
 from surefoot.backend.ascend.emulate.rotations import Rotations
@@ -43,6 +44,7 @@ class EmulatedVendor(
     FusedAttention,
     Indexers,
     LatentCaches,
+    Linears,
     Merges,
     Norms,
     Rotations,
