@@ -172,9 +172,19 @@ def test_lengths_of_before_the_padding_are_found_out() -> None:
 
     def unpadded(self: TapedRecording, layout: RowLayout) -> None:
         live = [row for row, slot in enumerate(layout.slots) if slot]
-        parts = ("first", "tables", "slots", "visible_from", "settled", "settles")
-        cut = {name: tuple(getattr(layout, name)[row] for row in live) for name in parts}
-        replay(self, replace(layout, starts=layout.starts[: len(live) + 1], **cut))
+        replay(
+            self,
+            RowLayout(
+                starts=layout.starts[: len(live) + 1],
+                first=layout.first[: len(live)],
+                tables=layout.tables[: len(live)],
+                slots=layout.slots[: len(live)],
+                visible_from=layout.visible_from[: len(live)],
+                settled=layout.settled[: len(live)],
+                settles=layout.settles[: len(live)],
+                page_tokens=layout.page_tokens,
+            ),
+        )
 
     with patch.object(TapedRecording, "replay", unpadded), pytest.raises(AssertionError):
         compare(Runner())

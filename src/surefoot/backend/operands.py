@@ -146,7 +146,7 @@ class Placing:
 
 @dataclass(frozen=True)
 class Compression:
-    """How windows of tokens become entries (the compressor of DeepSeek V4).
+    """How windows of tokens become entries (a compressor).
 
     Window w covers positions ratio * w to ratio * w + ratio - 1. A token's raw row holds values and
     then scores, each `size` numbers, or twice as many where windows overlap: the first half is read

@@ -97,6 +97,11 @@ class _AtenCalls(TorchDispatchMode):
         TorchDispatchMode.__init__(self)
         self._watcher = watcher
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # To be kept from compilation, torch would import its compiler: two seconds for nothing.
+        return False
+
     def __torch_dispatch__(
         self,
         func: OpOverload,

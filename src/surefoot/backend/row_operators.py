@@ -150,7 +150,7 @@ class RowOperators(Protocol):
     def choose_entries(
         self, q: Tensor, weights: Tensor, pool: Tensor, ratio: int, count: int
     ) -> Tensor:
-        """The entries that matter most to each token (the lightning indexer of DeepSeek V4).
+        """The entries that matter most to each token (a lightning indexer).
 
         Args:
             q: [T, H, D].

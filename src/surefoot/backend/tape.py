@@ -224,11 +224,12 @@ def tensors_in(value: object) -> Iterator[Tensor]:
 
 def poison(tensor: Tensor) -> None:
     """Fill a tensor with what no computation survives: NaN, or integers far out of any range."""
+    own = _apart(tensor)
     if tensor.is_floating_point() or tensor.is_complex():
-        tensor.fill_(torch.nan)
+        own.fill_(torch.nan)
     elif tensor.dtype != torch.bool:
         limits = torch.iinfo(tensor.dtype)
-        tensor.fill_(limits.min or limits.max)
+        own.fill_(limits.min or limits.max)
 
 
 def _refuse_read(read: str | None) -> None:
@@ -265,7 +266,15 @@ def _renew(call: Call, recorded: Tensor, result: Tensor) -> None:
             f"{call} gave {tuple(result.shape)} {result.dtype}, "
             f"recorded was {tuple(recorded.shape)} {recorded.dtype}"
         )
-    recorded.copy_(result)
+    _apart(recorded).copy_(_apart(result))
+
+
+def _apart(tensor: Tensor) -> Tensor:
+    """The tensor without the elements that an expansion repeats, which cannot be written."""
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dim] > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
 
 
 def _written(

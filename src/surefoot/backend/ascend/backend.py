@@ -104,8 +104,8 @@ class AscendBackend(PlainStreams, PlainRouters):
 
     def pack_experts(self, gate_up: Tensor, down: Tensor, limit: float = math.inf) -> Experts:
         """See Backend."""
-        both = (weight.to(self.device).mT.contiguous() for weight in (gate_up, down))
-        return AscendExperts(*both, limit, self._vendor)
+        first, second = (weight.to(self.device).mT.contiguous() for weight in (gate_up, down))
+        return AscendExperts(first, second, limit, self._vendor)
 
     def pack_angles(
         self, frequencies: Tensor, factor: float, passing: int

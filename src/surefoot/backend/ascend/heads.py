@@ -30,7 +30,8 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def placed(vendor: Vendor, x: Tensor, placing: Placing) -> Tensor:
-    """Norm and rotation of heads [T, heads, D]."""
+    """Norm and rotation of heads [T, heads, D], rounded once."""
+    wide = x.float()
     if placing.norms is not None:
-        x = rms_norm(vendor, x, placing.norms, placing.eps)
-    return rotary(x, placing.cos, placing.sin)
+        wide = rms_norm(vendor, wide, placing.norms, placing.eps)
+    return rotary(wide, placing.cos, placing.sin).to(x.dtype)

@@ -1,4 +1,4 @@
-"""Attention over windows and compressed entries (DeepSeek V4), and the entries themselves.
+"""Attention over windows and compressed entries, and the entries themselves.
 
 All but the choice of entries is composed: the vendor's operators for it are not in its public
 package. What is computed together is bounded by sizes alone, so that steps can be recorded.

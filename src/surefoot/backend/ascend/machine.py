@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from surefoot.backend.ascend.backend import AscendBackend, Machine
-from surefoot.backend.ascend.vendor import installed_vendor
+from surefoot.backend.ascend.vendor import Vendor, installed_vendor
 from surefoot.backend.protocol import Capabilities
 from surefoot.errors import SettingError
+
+if TYPE_CHECKING:
+    from surefoot.backend.ascend.emulate import EmulatedVendor
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +41,11 @@ def ascend_backend(emulate: bool) -> AscendBackend:
     Raises:
         SettingError: there is no device.
     """
-    return AscendBackend(_emulated() if emulate else _installed())
+    if not emulate:
+        return AscendBackend(_installed())
+    from surefoot.backend.ascend.emulate import STRICT, EmulatedVendor
+
+    return emulated_backend(EmulatedVendor(STRICT))
 
 
 def _installed() -> Machine:
@@ -48,21 +57,23 @@ def _refuse(reasons: Sequence[str]) -> None:
     raise SettingError("device", f"'npu' cannot run this model: {'; '.join(reasons)}")
 
 
-def _emulated() -> Machine:
-    from surefoot.backend.ascend.emulate import RELAXED, STRICT, EmulatedVendor
-
-    vendor = EmulatedVendor(STRICT)
+def emulated_backend(vendor: EmulatedVendor) -> AscendBackend:
+    """The backend on emulated operators, whose limits on sizes may be lifted."""
 
     def relax(reasons: Sequence[str]) -> None:
-        log.warning(
-            "the device could not run this model: %s; the emulation lifts limits on sizes "
-            "for it, and nothing else",
-            "; ".join(reasons),
-        )
-        vendor.profile = RELAXED
+        if vendor.profile.size_limits:
+            log.warning(
+                "no device could run this model: %s; the emulation lifts limits on sizes for it, "
+                "and nothing else",
+                "; ".join(reasons),
+            )
+        vendor.profile = replace(vendor.profile, size_limits=False)
 
-    capabilities = _capabilities("npu (emulated)", bitwise=True, recordings=STRICT.most_graphs)
-    return Machine(vendor, torch.device("cpu"), capabilities, relax)
+    most = vendor.profile.most_graphs
+    capabilities = _capabilities("npu (emulated)", bitwise=True, recordings=most)
+    # Its own types of graph are narrower than what any vendor may have.
+    mine = cast("Vendor", vendor)
+    return AscendBackend(Machine(mine, torch.device("cpu"), capabilities, relax))
 
 
 def _capabilities(name: str, *, bitwise: bool, recordings: int) -> Capabilities:

@@ -148,7 +148,7 @@ class Places:
 
 
 def _without_empty_rows(layout: RowLayout) -> RowLayout:
-    """The vendor's lists of lengths may not begin with 0, and a row without tokens needs nothing."""
+    """Lists of lengths may not begin with 0, and a row without tokens needs nothing."""
     rows = [row for row in range(len(layout.first)) if layout.length(row)]
     if len(rows) == len(layout.first):
         return layout

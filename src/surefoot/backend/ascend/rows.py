@@ -36,15 +36,13 @@ class AscendRows(LatentRows):
         if not self.places.tokens:
             return
         page, offset = self.derived.page, self.derived.offset
-        lead = pool.shape[1:-2]
-        if lead:
+        if lead := pool.shape[1:-2]:
             heads = torch.arange(lead.numel(), device=page.device).expand(len(page), -1)
-            pool = pool.flatten(1, -3)
-            parts = (page[:, None].expand_as(heads), heads, offset[:, None].expand_as(heads))
-            entries = entries.flatten(1, -2)
+            page, offset = (each[:, None].expand_as(heads) for each in (page, offset))
+            indices = torch.stack((page, heads, offset), dim=-1)
+            self.write(pool.flatten(1, -3), indices, entries.flatten(1, -2))
         else:
-            parts = (page, offset)
-        self.write(pool, torch.stack(parts, dim=-1), entries)
+            self.write(pool, torch.stack((page, offset), dim=-1), entries)
 
     def paged_attention(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, scale: float) -> Tensor:
         """See RowOperators."""

@@ -155,7 +155,7 @@ class LatentLayer:
         pool, ratio, rows = pools.paged("entries", "kv")[0], self.ratio, batch.rows
         q, own, raw = (part[batch.tokens] for part in (self.q, self.own, self.raw))
         begins = batch.positions // ratio * ratio
-        angles = make_rotary(self.size, 10000.0, None)(begins, self.backend)
+        angles = make_rotary(self.size, 10000.0, None).on(self.backend)(begins)
         form = Compression(ratio, True, torch.ones(self.size), 1e-6, *angles)
         rows.compress(raw, raw_ring, pool, form)
         rows.ring_write(raw_ring, raw)
@@ -295,7 +295,7 @@ class EarlyChosen(Early):
 def test_no_tokens_make_no_entries() -> None:
     rows = EmulatedBackend().rows(Step.of([], 16).layout())
     q, pool = torch.zeros(0, 4, 16).to(NARROW), torch.full((2, 4, 16), NAN).to(NARROW)
-    assert rows.choose_entries(q, torch.zeros(0, 4), pool, 4, 6).shape == (0, 0)
+    assert rows.choose_entries(q, torch.zeros(0, 4), pool, 4, 6).shape == (0, 6)
     angles = torch.zeros(0, 1, 16), torch.zeros(0, 1, 16)
     form = Compression(4, True, torch.ones(16), 1e-6, *angles)
     rows.compress(torch.zeros(0, 64), torch.zeros(1, 9, 64), pool, form)

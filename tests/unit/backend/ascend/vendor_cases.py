@@ -9,6 +9,7 @@ from tests.unit.backend.ascend.attention_cases import Requests, draw, second_ver
 from tests.unit.backend.ascend.broken import Arguments
 from tests.unit.backend.ascend.selection_cases import LAYOUTS
 from tests.unit.backend.ascend.test_fused_attention import PLACES
+from tests.unit.backend.ascend.vendor_cases_more import more_cases
 
 BATCH = Requests((3, 3), (20, 5), heads=(4, 2))
 SELECTING = Requests((2, 1), (17, 5), heads=(4, 1))
@@ -20,6 +21,7 @@ def cases() -> Iterator[tuple[str, Arguments]]:
     yield from attentions()
     yield from rowwise()
     yield from stores()
+    yield from more_cases()
     for layouts in LAYOUTS:
         call = test_indexers.call_of(SELECTING, layouts) | {"sparse_count": 7}
         yield "npu_lightning_indexer", call

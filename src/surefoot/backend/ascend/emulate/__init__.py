@@ -17,13 +17,20 @@ from surefoot.backend.ascend.emulate.contract import (
     RefusedError,
     SilentError,
 )
+from surefoot.backend.ascend.emulate.convolutions import Convolutions
 from surefoot.backend.ascend.emulate.fused_attention import FusedAttention
+from surefoot.backend.ascend.emulate.graph import Graphs
 from surefoot.backend.ascend.emulate.indexers import Indexers
 from surefoot.backend.ascend.emulate.latent_caches import LatentCaches
 from surefoot.backend.ascend.emulate.linears import Linears
 from surefoot.backend.ascend.emulate.merges import Merges
 from surefoot.backend.ascend.emulate.norms import Norms
+from surefoot.backend.ascend.emulate.permuting import Permuting
+from surefoot.backend.ascend.emulate.products import Products
+from surefoot.backend.ascend.emulate.quantising import Quantising
+from surefoot.backend.ascend.emulate.recurrences import Recurrences
 from surefoot.backend.ascend.emulate.rotations import Rotations
+from surefoot.backend.ascend.emulate.routing import Routing
 from surefoot.backend.ascend.emulate.scatters import Scatters
 from surefoot.backend.ascend.emulate.sparse_attention import SparseAttention
 
@@ -41,13 +48,20 @@ __all__ = [
 
 class EmulatedVendor(
     Activations,
+    Convolutions,
     FusedAttention,
+    Graphs,
     Indexers,
     LatentCaches,
     Linears,
     Merges,
     Norms,
+    Permuting,
+    Products,
+    Quantising,
+    Recurrences,
     Rotations,
+    Routing,
     Scatters,
     SparseAttention,
 ):

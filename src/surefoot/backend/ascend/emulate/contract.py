@@ -153,7 +153,8 @@ KINDS: Mapping[str, tuple[str, Callable[[object], bool]]] = {
     "Tensor": ("a tensor (device memory)", lambda value: isinstance(value, Tensor)),
     "Tensors": ("a list of tensors (device memory)", _is_tensors),
     "HostInts": ("a list of ints (host memory)", _is_ints),
-    "int": ("an int (host memory)", _is_int),
+    # A dtype passes as its number, as it does for torch's own operators.
+    "int": ("an int (host memory)", lambda value: _is_int(value) or isinstance(value, torch.dtype)),
     "float": ("a number (host memory)", lambda value: _is_int(value) or isinstance(value, float)),
     "bool": ("a bool (host memory)", lambda value: isinstance(value, bool)),
     "str": ("a string", lambda value: isinstance(value, str)),

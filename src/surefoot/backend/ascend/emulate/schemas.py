@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from surefoot.backend.ascend.emulate.schemas_more import MORE_SCHEMAS
+
 SCHEMAS: Mapping[str, str] = {
+    **MORE_SCHEMAS,
     "npu_add_rms_norm": (
         "npu_add_rms_norm(Tensor x1, Tensor x2, Tensor gamma, float epsilon=1e-06) -> "
         "(Tensor, Tensor, Tensor)"
@@ -71,6 +74,7 @@ SCHEMAS: Mapping[str, str] = {
         "sparse_count=2048, int sparse_mode=3, int pre_tokens=9223372036854775807, int "
         "next_tokens=9223372036854775807, bool return_value=False) -> (Tensor, Tensor)"
     ),
+    "npu_linear": "npu_linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor",
     "npu_rms_norm": (
         "npu_rms_norm(Tensor input, Tensor gamma, float epsilon=1e-06) -> (Tensor, Tensor)"
     ),
