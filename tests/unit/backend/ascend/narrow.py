@@ -1,7 +1,7 @@
 """The conformance suite on 16-bit numbers: its float32 tensors are rounded for both sides.
 
-A run hands float32 tensors to a backend. Here those that models keep in their own element type go on
-as bfloat16 to the backend under test, and as float32 with the same values to the reference.
+A run hands float32 tensors to a backend. Here those that models keep in their own element type
+go on as bfloat16 to the backend under test, and as float32 with the same values to the reference.
 """
 
 from __future__ import annotations

@@ -22,6 +22,10 @@ DEEP_CASES = range(1000, 1240)
 TOLERANCE = 2**-6
 """Results are rounded to 8 bits up to three times on the way, half a step each."""
 
+OF_ROUNDED_KEYS = {"attend_pages": 2**-4}
+"""Keys and queries are rounded before they meet, and the reference's are not: scores, which the
+cases make as large as 30, move by as much as a sixteenth."""
+
 OF_POOLS = ("paged_write", "attend_pages", "ring_write", "compress")
 """They return pools too, whose sink anybody may write to."""
 
@@ -62,17 +66,19 @@ def failures(operator: str, seed: int) -> list[str]:
     return [
         f"{place}: {fault}"
         for place, (one, other) in enumerate(zip(got, want, strict=True))
-        if (fault := differing(one, other, sink=place >= first))
+        if (
+            fault := differing(one, other, place >= first, OF_ROUNDED_KEYS.get(operator, TOLERANCE))
+        )
     ]
 
 
-def differing(got: Tensor, want: Tensor, sink: bool) -> str:
+def differing(got: Tensor, want: Tensor, sink: bool, tolerance: float = TOLERANCE) -> str:
     """What is wrong with one result."""
     if got.shape != want.shape:
         return f"{list(got.shape)}, not {list(want.shape)}"
     if sink:
         got, want = got[1:], want[1:]
-    close = torch.allclose(got.float(), want.float(), TOLERANCE, TOLERANCE, equal_nan=True)
+    close = torch.allclose(got.float(), want.float(), tolerance, tolerance, equal_nan=True)
     return "" if close else "values differ"
 
 
