@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import CodeType, TracebackType
 from typing import Protocol, Self
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 FRAMES = 3
 """How many frames tell where a read was made."""
@@ -96,6 +97,7 @@ class _AtenCalls(TorchDispatchMode):
     def __init__(self, watcher: Watcher) -> None:
         TorchDispatchMode.__init__(self)
         self._watcher = watcher
+        self._whole: set[OpOverload] = set()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -113,10 +115,12 @@ class _AtenCalls(TorchDispatchMode):
         if self._watcher.paused:
             return func(*args, **kwargs)
         # Under inference_mode composite operators arrive whole, and would hide their parts.
-        with self:
-            result = func.decompose(*args, **kwargs)
-        if result is not NotImplemented:
-            return result
+        if func not in self._whole:
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+            self._whole.add(func)
         return self._watcher.aten_call(func, args, kwargs)
 
 
@@ -124,6 +128,13 @@ class _AtenCalls(TorchDispatchMode):
 def watching(watcher: Watcher) -> Iterator[None]:
     """Tell `watcher` of every call on tensors that this thread makes inside."""
     with _AtenCalls(watcher), _PythonCalls(watcher):
+        yield
+
+
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """Tell nobody of the calls that are made inside: they are those of a device."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
 
 
@@ -146,13 +157,20 @@ def read_by_aten(
     function: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> str | None:
     """The name of an operator whose result or result's shape the host must wait for, or None."""
-    name, tags = str(function), function.tags
+    name, waits = _nature(function)
     if name.startswith(("aten.index.", "aten.index_put")):
         return f"{name} with a mask" if _has_mask(args[1]) else None
     if name.startswith("aten.repeat_interleave") and kwargs.get("output_size") is not None:
         return None
-    waits = torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
     return name if waits else None
+
+
+@cache
+def _nature(function: OpOverload) -> tuple[str, bool]:
+    """An operator's name, and whether its result or its shape depends on values."""
+    tags = function.tags
+    waits = torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
+    return str(function), waits
 
 
 def _goes_to_the_host(args: Iterable[object], kwargs: Mapping[str, object]) -> bool:

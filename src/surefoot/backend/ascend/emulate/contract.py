@@ -17,6 +17,8 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar, ca
 import torch
 from torch import Tensor
 
+from surefoot.backend.reads import unwatched
+
 # A host list: SymInt[] in a published schema.
 HostInts: TypeAlias = Sequence[int]
 # A list of device tensors: Tensor[] in a published schema.
@@ -112,7 +114,8 @@ def operator(function: Callable[Concatenate[O, P], R]) -> Callable[Concatenate[O
         for name, kind in kinds.items():
             if name in given:
                 _check_kind(function.__name__, name, kind, given[name])
-        return function(self, *args, **kwargs)
+        with unwatched():
+            return function(self, *args, **kwargs)
 
     @functools.wraps(function)
     def call(self: O, *args: P.args, **kwargs: P.kwargs) -> R:
