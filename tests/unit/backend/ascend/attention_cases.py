@@ -149,14 +149,19 @@ def second_version(call: Arguments) -> Arguments:
 
 
 def one_row(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, sink: float | None = None
+    q: Tensor, k: Tensor, v: Tensor, scale: float, sinks: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Attention of one query head [D] over visible keys [n, D]: output and lse."""
-    scores = (k.double() * q.double()).sum(1) * scale
-    if sink is not None:
-        scores = torch.cat([scores, torch.tensor([sink], dtype=torch.float64)])
-    top = scores.max()
+    """Attention of one query [N, D] over n visible keys [n, K, D]: [N, Dv] and its lse [N]."""
+    group = q.shape[0] // k.shape[1]
+    k, v = (each.double().repeat_interleave(group, 1) for each in (k, v))
+    scores = torch.einsum("hd,nhd->nh", q.double(), k) * scale
+    top = scores.amax(0)
     weights = (scores - top).exp()
-    total = weights.sum()
-    out = (weights[: len(v), None] * v.double()).sum(0) / total
-    return out, top + total.log()
+    total = weights.sum(0) + (0 if sinks is None else (sinks.double() - top).exp())
+    return torch.einsum("nh,nhd->hd", weights, v) / total[:, None], top + total.log()
+
+
+def near(came: Tensor, wanted: Tensor) -> bool:
+    """Whether float64 values were rounded to what came, or to its neighbour."""
+    apart = (came.double() - wanted).abs()
+    return bool((apart <= wanted.abs() * torch.finfo(came.dtype).eps + 1e-9).all())

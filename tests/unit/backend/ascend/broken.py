@@ -8,7 +8,9 @@ import pytest
 
 from surefoot.backend.ascend.emulate import (
     RELAXED,
+    STRICT,
     ContractError,
+    EmulatedVendor,
     NotEmulatedError,
     RefusedError,
     SilentError,
@@ -16,6 +18,7 @@ from surefoot.backend.ascend.emulate import (
 from surefoot.backend.ascend.emulate.contract import Profile
 
 Arguments = dict[str, Any]
+VENDORS = {profile: EmulatedVendor(profile) for profile in (RELAXED, STRICT)}
 Change = Mapping[str, object] | Callable[[Arguments], Mapping[str, object]]
 
 

@@ -2,9 +2,9 @@
 
 import torch
 
-from surefoot.backend.ascend.emulate import RELAXED, STRICT, EmulatedVendor, NotEmulatedError
+from surefoot.backend.ascend.emulate import RELAXED, STRICT, NotEmulatedError
 from tests.unit.backend.ascend.attention_cases import Requests, draw, second_version
-from tests.unit.backend.ascend.broken import Arguments, Broken, broken_cases, gaps
+from tests.unit.backend.ascend.broken import VENDORS, Arguments, Broken, broken_cases, gaps
 
 BATCH = Requests((2, 1), (17, 5))
 ONE = torch.ones(1)
@@ -34,7 +34,7 @@ def latent(layout: str, form: str, batch: Requests, rotated: int) -> Arguments:
 def test_rotated_parts(case: Broken) -> None:
     batch = Requests((2, 1), (17, 5), heads=(4, 1))
     good = latent("TND", "flat", batch, 8)
-    case.check(EmulatedVendor(RELAXED).npu_fused_infer_attention_score, good)
+    case.check(VENDORS[RELAXED].npu_fused_infer_attention_score, good)
 
 
 LATENT = Requests((2, 1), (130, 5), heads=(4, 1), size=512, block=128)
@@ -55,7 +55,7 @@ def other_latent(rule: str, layout: str = "TND", rotated: int = 64, **sizes: obj
 )
 def test_sizes_with_rotated_parts(case: Broken) -> None:
     good = latent("TND", "flat", LATENT, 64)
-    case.check(EmulatedVendor(STRICT).npu_fused_infer_attention_score, good)
+    case.check(VENDORS[STRICT].npu_fused_infer_attention_score, good)
 
 
 @broken_cases(
@@ -65,7 +65,7 @@ def test_sizes_with_rotated_parts(case: Broken) -> None:
 def test_one_query_with_rotated_parts(case: Broken) -> None:
     batch = Requests((1, 1), (17, 5), heads=(4, 1))
     good = latent("BSND", "flat", batch, 8)
-    case.check(EmulatedVendor(RELAXED).npu_fused_infer_attention_score, good)
+    case.check(VENDORS[RELAXED].npu_fused_infer_attention_score, good)
 
 
 SECOND = (
@@ -115,15 +115,15 @@ DTYPES = (
 )
 def test_second_version(case: Broken) -> None:
     good = second_version(BATCH.call("TND", "head")) | {"learnable_sink": draw(4)}
-    case.check(EmulatedVendor(RELAXED).npu_fused_infer_attention_score_v2, good)
+    case.check(VENDORS[RELAXED].npu_fused_infer_attention_score_v2, good)
 
 
 def test_a_sink_goes_with_packed_queries_and_small_values() -> None:
     good = second_version(BATCH.call("BSND", "flat"))
     case = Broken("input_layout with learnable_sink", {"learnable_sink": draw(4)})
-    case.check(EmulatedVendor(RELAXED).npu_fused_infer_attention_score_v2, good)
+    case.check(VENDORS[RELAXED].npu_fused_infer_attention_score_v2, good)
     batch = Requests((1,), (3,), size=192)
     rows = second_version(batch.call("TND", "rows")) | {"num_key_value_heads": 4}
     rows |= {"key": draw(3, 4, 192), "value": draw(3, 4, 192)}
     case = Broken("D of value with learnable_sink", {"learnable_sink": draw(4)}, profile=STRICT)
-    case.check(EmulatedVendor(STRICT).npu_fused_infer_attention_score_v2, rows)
+    case.check(VENDORS[STRICT].npu_fused_infer_attention_score_v2, rows)

@@ -6,12 +6,11 @@ import torch
 from surefoot.backend.ascend.emulate import (
     RELAXED,
     STRICT,
-    EmulatedVendor,
     NotEmulatedError,
     SilentError,
 )
 from tests.unit.backend.ascend.attention_cases import BF, MASK, Requests, draw
-from tests.unit.backend.ascend.broken import Arguments, Broken, broken_cases
+from tests.unit.backend.ascend.broken import VENDORS, Arguments, Broken, broken_cases
 
 BATCH = Requests((2, 1), (17, 5))
 
@@ -29,7 +28,7 @@ KEYS = "actual_seq_lengths_kv"
 def first(case: Broken, layout: str, form: str, batch: Requests = BATCH, **more: object) -> None:
     """Check a case against a call of the first version."""
     call = batch.call(layout, form) | more
-    case.check(EmulatedVendor(case.profile).npu_fused_infer_attention_score, call)
+    case.check(VENDORS[case.profile].npu_fused_infer_attention_score, call)
 
 
 TENSORS = (
@@ -253,13 +252,13 @@ def test_with_one_query_a_window_would_be_ignored(mode: int) -> None:
     first(case, "BSND", "flat", batch, **good)
     wide: Arguments = batch.call("BSND", "flat") | good
     wide |= {"sparse_mode": 4, "atten_mask": MASK, "pre_tokens": 16}
-    EmulatedVendor(RELAXED).npu_fused_infer_attention_score(**wide)
+    VENDORS[RELAXED].npu_fused_infer_attention_score(**wide)
 
 
 def test_with_one_query_the_query_lengths_are_ignored() -> None:
     batch = Requests((1, 1), (17, 5))
     call = batch.call("BSND", "flat")
-    vendor = EmulatedVendor(RELAXED)
+    vendor = VENDORS[RELAXED]
     out = vendor.npu_fused_infer_attention_score(**call)[0]
     call[LENGTHS] = [0, 7]
     assert torch.equal(vendor.npu_fused_infer_attention_score(**call)[0], out)
@@ -298,7 +297,7 @@ def test_sizes(case: Broken) -> None:
     first(case, "TND", "head", BIG)
     assert not callable(case.change)
     other: Arguments = dict(case.change)
-    EmulatedVendor(RELAXED).npu_fused_infer_attention_score(**other)
+    VENDORS[RELAXED].npu_fused_infer_attention_score(**other)
 
 
 @pytest.mark.parametrize(
@@ -318,9 +317,7 @@ def test_float16_may_prefer_speed_with_as_many_key_heads() -> None:
     call = Requests((2, 1), (17, 5), heads=(4, 4)).call("TND", "rows")
     halves: Arguments = call | {name: call[name].half() for name in ("query", "key", "value")}
     case = Broken("inner_precise", {"inner_precise": 2})
-    case.check(
-        EmulatedVendor(RELAXED).npu_fused_infer_attention_score, halves | {"inner_precise": 1}
-    )
+    case.check(VENDORS[RELAXED].npu_fused_infer_attention_score, halves | {"inner_precise": 1})
 
 
 def test_one_query_has_so_many_keys_at_most() -> None:

@@ -5,12 +5,11 @@ from torch import Tensor
 from surefoot.backend.ascend.emulate import (
     RELAXED,
     STRICT,
-    EmulatedVendor,
     NotEmulatedError,
     SilentError,
 )
 from tests.unit.backend.ascend.attention_cases import BF, Requests, draw
-from tests.unit.backend.ascend.broken import Arguments, Broken, broken_cases, gaps
+from tests.unit.backend.ascend.broken import VENDORS, Arguments, Broken, broken_cases, gaps
 from tests.unit.backend.ascend.selection_cases import (
     FAR,
     LAYOUTS,
@@ -20,7 +19,7 @@ from tests.unit.backend.ascend.selection_cases import (
     selecting,
 )
 
-VENDOR = EmulatedVendor(RELAXED)
+VENDOR = VENDORS[RELAXED]
 LEAST = -(2**31)
 BATCHES = [
     Requests((1,), (1,), heads=(2, 1), seed=1),
@@ -181,5 +180,5 @@ BIG = Requests((2, 1), (17, 5), heads=(64, 1), size=128)
     Broken("sparse_count", {"sparse_count": 9216}, profile=STRICT, label="too many"),
 )
 def test_lightning_indexer_sizes(case: Broken) -> None:
-    case.check(EmulatedVendor(STRICT).npu_lightning_indexer, call_of(BIG) | {"sparse_count": 3072})
+    case.check(VENDORS[STRICT].npu_lightning_indexer, call_of(BIG) | {"sparse_count": 3072})
     VENDOR.npu_lightning_indexer(**call_of(BIG) | dict(case.change))  # type: ignore[arg-type]

@@ -2,11 +2,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from surefoot.backend.ascend.emulate import RELAXED, STRICT, EmulatedVendor
+from surefoot.backend.ascend.emulate import RELAXED, STRICT
 from tests.unit.backend.ascend.attention_cases import draw
-from tests.unit.backend.ascend.broken import Arguments, Broken, broken_cases
+from tests.unit.backend.ascend.broken import VENDORS, Arguments, Broken, broken_cases
 
-VENDOR = EmulatedVendor(STRICT)
+VENDOR = VENDORS[STRICT]
 F32 = torch.float32
 INF = float("inf")
 
@@ -45,7 +45,7 @@ def test_a_part_without_keys_weighs_nothing() -> None:
 
 
 def test_two_halves_of_an_attention_are_the_whole() -> None:
-    vendor = EmulatedVendor(RELAXED)
+    vendor = VENDORS[RELAXED]
     q, k, v = (draw(rows, 2, 16, seed=rows) for rows in (3, 11, 12))
     k = torch.cat([k, draw(1, 2, 16, seed=1)])
 
@@ -99,4 +99,4 @@ def good() -> Arguments:
     ),
 )
 def test_attention_update_contract(case: Broken) -> None:
-    case.check(EmulatedVendor(case.profile).npu_attention_update, good())
+    case.check(VENDORS[case.profile].npu_attention_update, good())

@@ -7,13 +7,12 @@ from torch import Tensor
 from surefoot.backend.ascend.emulate import (
     RELAXED,
     STRICT,
-    EmulatedVendor,
     NotEmulatedError,
     SilentError,
 )
-from tests.unit.backend.ascend.broken import Arguments, Broken, broken_cases
+from tests.unit.backend.ascend.broken import VENDORS, Arguments, Broken, broken_cases
 
-VENDOR = EmulatedVendor(RELAXED)
+VENDOR = VENDORS[RELAXED]
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 
 
@@ -190,7 +189,7 @@ BIG = draw(5, 3, 896)
     Broken("values of r2", {"r2": torch.full((5, 1, 8), -1.25)}, SilentError),
 )
 def test_rotary_mul_contract(case: Broken) -> None:
-    case.check(EmulatedVendor(case.profile).npu_rotary_mul, ROTARY)
+    case.check(VENDORS[case.profile].npu_rotary_mul, ROTARY)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -198,7 +197,7 @@ def test_rotary_mul_contract(case: Broken) -> None:
 def test_interleave_rope(dtype: torch.dtype, length: int) -> None:
     x = draw(2, 3, 3, 64, dtype=dtype)
     cos, sin = angles(2, 1, length, 64, dtype=dtype)
-    came = EmulatedVendor().npu_interleave_rope(x, cos, sin)
+    came = VENDORS[STRICT].npu_interleave_rope(x, cos, sin)
     # As halves the pairs are (x0, x1), (x2, x3), ...: the first of each, then the second.
     firsts, seconds = x[..., 0::2], x[..., 1::2]
     wanted = turn(torch.cat([firsts, seconds], -1), cos, sin, False)
@@ -226,7 +225,7 @@ ANGLE = torch.zeros(2, 1, 5, 64, dtype=torch.float16)
     Broken("shape of sin", {"sin": ANGLE[:, :, :1].clone()}),
 )
 def test_interleave_rope_contract(case: Broken) -> None:
-    case.check(EmulatedVendor().npu_interleave_rope, {"x": HALF, "cos": ANGLE, "sin": ANGLE})
+    case.check(VENDORS[STRICT].npu_interleave_rope, {"x": HALF, "cos": ANGLE, "sin": ANGLE})
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

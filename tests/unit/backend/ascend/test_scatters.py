@@ -4,13 +4,12 @@ from torch import Tensor
 
 from surefoot.backend.ascend.emulate import (
     RELAXED,
-    EmulatedVendor,
     NotEmulatedError,
     SilentError,
 )
-from tests.unit.backend.ascend.broken import Arguments, Broken, broken_cases
+from tests.unit.backend.ascend.broken import VENDORS, Arguments, Broken, broken_cases
 
-VENDOR = EmulatedVendor(RELAXED)
+VENDOR = VENDORS[RELAXED]
 
 
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:

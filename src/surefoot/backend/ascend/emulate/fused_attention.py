@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -137,7 +138,7 @@ class FusedAttention(Operators):
             sink=None,
             names=("actual_seq_lengths", "actual_seq_lengths_kv"),
         )
-        return _run(call, self._triangle)
+        return _run(call, lambda: self._triangle)
 
     @operator
     def npu_fused_infer_attention_score_v2(
@@ -243,7 +244,7 @@ class FusedAttention(Operators):
             sink=learnable_sink,
             names=("actual_seq_qlen", "actual_seq_kvlen"),
         )
-        return _run(call, self._triangle)
+        return _run(call, lambda: self._triangle)
 
 
 def _contract(vendor: Operators, name: str, version: str) -> Contract:
@@ -259,7 +260,7 @@ def _both(
     return None if query_rope is None or key_rope is None else (query_rope, key_rope)
 
 
-def _run(call: Attention, triangle: Tensor) -> tuple[Tensor, Tensor]:
+def _run(call: Attention, triangle: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
     """Check the call, then compute request by request; rows of no request stay poisoned."""
     query = call.tensors[0]
     check_attention(call)

@@ -106,8 +106,6 @@ def _choose(scores: Tensor, span: Span, sparse_mode: int, count: int) -> Tensor:
     limits = span.limits(sparse_mode)[:, None]
     hidden = torch.arange(span.keys) >= limits
     order = scores.masked_fill(hidden, float("-inf")).argsort(stable=True, descending=True)
-    # A visible score may be -inf too; what is hidden goes last whatever the scores are.
-    order = order.gather(-1, hidden.gather(-1, order).to(torch.int8).argsort(stable=True))
     chosen = torch.full((len(scores), count), -1, dtype=torch.int32)
     kept = min(count, span.keys)
     inside = torch.arange(kept) < limits

@@ -39,7 +39,7 @@ class Span:
         """
         if sparse_mode == 0:
             return torch.full((self.queries,), self.keys)
-        return (torch.arange(self.queries) + 1 + self.keys - self.queries).clamp(0, self.keys)
+        return (torch.arange(self.queries) + 1 + self.keys - self.queries).clamp(min=0)
 
 
 @dataclass(frozen=True)
