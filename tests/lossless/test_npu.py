@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -15,7 +16,21 @@ from surefoot.draft.mtp import MtpDrafter
 from surefoot.engine.engine import Engine
 from surefoot.step import Batch
 from surefoot.testing.strategies import pairwise
-from tests.lossless.harness import LATENTS, PROMPTS, SAMPLING, Bench, Case, Counts, Run
+from surefoot.testing.tiny_hybrids import write_tiny_hybrid
+from surefoot.testing.tiny_latents import TinyLatentSizes, write_tiny_latents
+from surefoot.testing.tiny_models import write_tiny
+from tests.lossless.harness import (
+    ARCHITECTURES,
+    DIAL,
+    HYBRIDS,
+    LATENTS,
+    PROMPTS,
+    SAMPLING,
+    Bench,
+    Case,
+    Counts,
+    Run,
+)
 
 FACTORS: dict[str, tuple[object, ...]] = {
     "model": ("qwen3", "sliding", "hybrid", "hybrid experts", LATENTS),
@@ -29,6 +44,7 @@ FACTORS: dict[str, tuple[object, ...]] = {
     "cache": (True, False),
 }
 HEADLESS = ("qwen3", "sliding")
+EMULATED = {"device": "npu", "emulate": True}
 SAMPLE = [
     Case("qwen3", "ngram", 5, sampling="top-p", preempt="forced", poison="nan"),
     Case("sliding", "draft-model", 2, chunk=5, batch=1, poison="garbage"),
@@ -47,7 +63,7 @@ def every_pair() -> list[Case]:
 
 @pytest.fixture(scope="module")
 def npu(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    return Bench(tmp_path_factory.mktemp("npu"), {"device": "npu", "emulate": True})
+    return Bench(tmp_path_factory.mktemp("npu"), EMULATED)
 
 
 @pytest.mark.parametrize("case", SAMPLE, ids=lambda case: case.model)
@@ -68,6 +84,57 @@ def test_tokens_equal_the_plain_run_for_every_pair_of_choices(npu: Bench) -> Non
     assert not differences, "\n".join(differences)
     assert min(counts.partial, counts.cached) > 5
     assert counts.preemptions > 50
+
+
+class LegalBench(Bench):
+    """Models whose sizes the vendor's operators were made for."""
+
+    @staticmethod
+    def _write(name: str, folder: Path, drift: float, mixed: bool) -> Path:
+        if name == LATENTS:
+            return write_tiny_latents(
+                folder, TinyLatentSizes(drift=drift, index_dim=128), dial=DIAL
+            )
+        if name in HYBRIDS:
+            return write_tiny_hybrid(
+                folder,
+                HYBRIDS[name],
+                dial=DIAL,
+                drift=drift,
+                layers=2,
+                interval=2,
+                head_dim=256,
+                linear_key_size=128,
+                linear_value_size=128,
+            )
+        return write_tiny(folder, ARCHITECTURES[name], mixed=mixed, drift=drift, head_dim=128)
+
+
+LEGAL = [
+    Case("qwen3", "draft-model", 3, page=128, sampling="top-p", preempt="forced"),
+    Case("hybrid", "mtp", 3, page=128, chunk=5),
+    Case(LATENTS, "mtp", 2, page=128, sampling="top-p"),
+]
+
+
+@pytest.mark.parametrize("case", LEGAL, ids=lambda case: case.model)
+def test_models_of_legal_sizes_run_within_all_limits(
+    case: Case, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("WARNING", "surefoot.backend.ascend")
+    run = Run(LegalBench(tmp_path, EMULATED), case)
+    assert run.finish() == []
+    assert run.counts.accepted > 5
+    assert "the emulation lifts limits" not in caplog.text
+
+
+def test_smaller_ones_run_with_limits_lifted_and_it_is_said(
+    npu: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("WARNING", "surefoot.backend.ascend")
+    fresh = Bench(npu.folder / "smaller", EMULATED)
+    assert Run(fresh, Case("qwen3", "none", 1, batch=1)).finish() == []
+    assert "heads must have a multiple of 16 up to 512 numbers, not 8" in caplog.text
 
 
 # The loop asks the device for values once a step: for the tokens that were chosen.

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 
 from surefoot.backend.operands import CacheShape
 
-_HEAD_SIZES = (128, 192, 256)
-_PAGE_UNIT, _MOST_PAGE = 128, 512
+_HEAD_UNIT, _MOST_HEAD = 16, 512
+_PAGE_UNIT, _MOST_PAGE = 16, 512
 _STATE_SIZE, _STATE_HEADS = 128, 64
 _ENTRIES_UNIT = 16
 _INDEX_SIZE = 128
@@ -31,9 +31,10 @@ def _pages(page_tokens: int) -> Iterator[str]:
 
 
 def _cache(cache: CacheShape, page_tokens: int) -> Iterator[str]:
-    if cache.kind == "paged" and len(cache.shape) > 1 and cache.shape[-1] not in _HEAD_SIZES:
-        wanted = ", ".join(map(str, _HEAD_SIZES))
-        yield f"attention heads must have {wanted} numbers, not {cache.shape[-1]}"
+    size = cache.shape[-1]
+    if cache.kind == "paged" and len(cache.shape) > 1 and (size % _HEAD_UNIT or size > _MOST_HEAD):
+        wanted = f"a multiple of {_HEAD_UNIT} up to {_MOST_HEAD}"
+        yield f"attention heads must have {wanted} numbers, not {size}"
     if cache.kind == "recurrent":
         heads, *sizes = cache.shape
         if any(size != _STATE_SIZE for size in sizes):

@@ -13,6 +13,9 @@ from surefoot.backend.ascend.places import Places
 from surefoot.backend.ascend.vendor import Vendor
 from surefoot.backend.operands import DeltaCaches, DeltaInputs, Placing
 
+_PACKED_SIZE = 128
+"""Of heads that the packed form of attention takes, if there are fewer key than query heads."""
+
 CAUSAL_MASK = 2048
 """Side of the triangle that the vendor's operator wants for causal attention of any length."""
 
@@ -48,7 +51,8 @@ class AscendRows(LatentRows):
         """See RowOperators."""
         if not self.places.tokens:
             return torch.empty_like(q)
-        if self.places.bounded:
+        packed = q.shape[2] == _PACKED_SIZE and q.shape[1] != k_pool.shape[1]
+        if self.places.bounded or not packed:
             return self._token_by_token(q, k_pool, v_pool, scale)
         places = self.places
         self.host_lists = {
@@ -71,17 +75,17 @@ class AscendRows(LatentRows):
         )[0]
 
     def _token_by_token(self, q: Tensor, k_pool: Tensor, v_pool: Tensor, scale: float) -> Tensor:
-        """Every token as a request of its own, as the packed form takes no bound from below."""
+        """Every token as a request of its own.
+
+        The packed form takes heads of one size only, and no bound from below.
+        """
         places, derived = self.places, self.derived
         self.host_lists = {"actual_seq_lengths_kv": places.reaches}
-        columns = derived.tables.shape[1] * places.page_tokens
-        every = torch.arange(columns, device=q.device)
-        hidden = every < derived.of_rows(places.visible_from)[:, None]
         out = self.vendor.npu_fused_infer_attention_score(
             q[:, :, None].contiguous(),
             k_pool,
             v_pool,
-            atten_mask=hidden[:, None, None].contiguous(),
+            atten_mask=self._hidden() if places.bounded else None,
             **self.host_lists,
             block_table=derived.tables,
             num_heads=q.shape[1],
@@ -92,6 +96,12 @@ class AscendRows(LatentRows):
             block_size=places.page_tokens,
         )[0]
         return out[:, :, 0]
+
+    def _hidden(self) -> Tensor:
+        """[T, 1, 1, positions] bool, true for what a row may not see from below."""
+        columns = self.derived.tables.shape[1] * self.places.page_tokens
+        every = torch.arange(columns, device=self.places.device)
+        return (every < self.derived.of_rows(self.places.visible_from)[:, None])[:, None, None]
 
     def attend_pages(
         self,
