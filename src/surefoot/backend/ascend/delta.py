@@ -65,7 +65,7 @@ class Block:
 
 def delta_rule(rows: PlacedRows, inputs: DeltaInputs, caches: DeltaCaches) -> Tensor:
     """See RowOperators. Padding rows get zeros where they are longer than what is computed."""
-    places, block, inputs = rows.places, caches.block, _rounded(inputs, caches)
+    places, block, inputs = rows.places, caches.block, _narrowed(inputs)
     # Entry 0 takes what belongs to no token; token t is entry t + 1.
     out = torch.zeros(places.tokens + 1, *inputs.v.shape[1:], dtype=_NARROW, device=inputs.v.device)
     if not places.tokens:
@@ -103,13 +103,13 @@ def fold_delta(vendor: Vendor, caches: DeltaCaches, folds: Sequence[Fold]) -> No
     _store(vendor, caches.state, slot, after)
 
 
-def _rounded(inputs: DeltaInputs, caches: DeltaCaches) -> DeltaInputs:
-    """Inputs as the operator takes them and the rings keep them."""
+def _narrowed(inputs: DeltaInputs) -> DeltaInputs:
+    """Inputs as the operator takes them, which is what the rings keep."""
     return DeltaInputs(
         q=inputs.q.to(_NARROW),
         k=inputs.k.to(_NARROW),
         v=inputs.v.to(_NARROW),
-        decay=inputs.decay.to(caches.decay.dtype).float(),
+        decay=inputs.decay,
         beta=inputs.beta.to(_NARROW),
     )
 

@@ -23,6 +23,7 @@ _DEVICE_RECORDINGS = 48
 """A device has streams for so many graphs at least, whatever else runs on it."""
 
 _COMPOSED = (
+    "causal_conv",
     "rotary",
     "compress",
     "attend_latents",

@@ -141,24 +141,6 @@ class Vendor(Protocol):
         """Outputs and final states."""
         ...
 
-    def npu_fused_causal_conv1d(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        conv_states: Tensor,
-        *,
-        query_start_loc: Tensor | None = None,
-        cache_indices: Tensor | None = None,
-        initial_state_mode: Tensor | None = None,
-        bias: Tensor | None = None,
-        num_accepted_tokens: Tensor | None = None,
-        activation: str = "None",
-        pad_slot_id: int = -1,
-        run_mode: int = 0,
-    ) -> Tensor:
-        """Depthwise causal convolution; writes its last inputs to `conv_states`."""
-        ...
-
     def npu_dynamic_quant(
         self,
         input: Tensor,

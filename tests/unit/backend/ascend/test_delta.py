@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from surefoot.backend.ascend.emulate import STRICT, EmulatedVendor, RefusedError
+from surefoot.backend.ascend.places import Places
 from surefoot.backend.operands import DeltaCaches, DeltaInputs
 from surefoot.backend.reference import ReferenceBackend
 from surefoot.ids import SINK_SLOT, SlotId
 from surefoot.step import NO_GUESSES, Row, Step
 from tests.unit.backend.ascend.emulated import (
+    CPU,
     HALF_STEP,
     NARROW,
     EmulatedBackend,
@@ -285,6 +287,64 @@ def test_recorded_steps_have_the_bits_of_eager_ones(width: int) -> None:
         for one, other in zip(tensors(caches), tensors(want), strict=True):
             assert torch.equal(one[1:].nan_to_num(7), other[1:].nan_to_num(7)), turn
         first, settled = stops, stops
+
+
+def test_padding_may_be_longer_than_what_is_computed_of_it() -> None:
+    """All the padding of a step is in one row where all others are in use."""
+    seed = next(n for n in range(1, 99) if _has_four_rows_of_blocks_of_16(delta_case(n)))
+    case = narrowed(delta_case(seed))
+    made, inputs, caches = recorded(case, 4, 12)
+    want, draws = copied(caches), case.draws
+    for part in (inputs.q, inputs.k, inputs.v, inputs.beta):
+        part.copy_(torch.rand(part.shape, generator=draws) / part.shape[-1])
+    rows = [Row([0], 0, 1, [1], SlotId(slot), 0, 0, 0) for slot in range(1, 5)]
+    padded = made.padded(Step.of(rows, 16)).layout()
+    assert padded.length(4) == 45
+    got = made.replay(Step.of(rows, 16))[0]
+    out = EmulatedBackend().rows(padded).delta_rule(inputs, want)
+    assert torch.equal(got[:36], out[:36])
+    assert bool(out[36:].all())
+    assert not bool(got[36:].any())
+    assert all(
+        torch.equal(one[1:].nan_to_num(7), other[1:].nan_to_num(7))
+        for one, other in zip(tensors(caches), tensors(want), strict=True)
+    )
+
+
+def _has_four_rows_of_blocks_of_16(case: DeltaCase) -> bool:
+    return len(case.layout.first) >= 4 and case.caches.block == 16
+
+
+def test_a_row_is_in_no_call_behind_its_last_block() -> None:
+    layout = delta_case(1).layout
+    layout = replace(
+        layout,
+        starts=(0, 1, 2, 37),
+        first=(16, 3, 30),
+        settled=(14, 3, 30),
+        settles=(14, 4, 65),
+        slots=(1, 2, 3),
+        tables=([1] * 5,) * 3,
+        visible_from=(0,) * 3,
+    )
+    assert Places.of(layout, CPU).walk(16) == [[0, 1, 2], [0, 2], [2], [2]]
+
+
+def test_a_recorded_draft_may_lie_in_the_block_behind() -> None:
+    """Tokens drafted one a step start behind what is settled, so one token can touch two blocks."""
+    case = narrowed(delta_case(1))
+    made, inputs, caches = recorded(case, 1, 1)
+    for part in tensors(caches):
+        part.copy_(torch.rand(part.shape, generator=case.draws).to(NARROW))
+    caches.k.mul_(caches.k.shape[3] ** -1)
+    caches.decay.neg_()
+    want = copied(caches)
+    step = Step.of([Row([0], 17, 0, [1] * 2, SlotId(1), 0, 0, 14)], 16)
+    got = made.replay(step)[0][:1]
+    some = DeltaInputs(
+        *(part[:1] for part in (inputs.q, inputs.k, inputs.v, inputs.decay, inputs.beta))
+    )
+    assert torch.equal(got, EmulatedBackend().rows(step.layout()).delta_rule(some, want))
 
 
 def test_a_row_that_touches_more_blocks_than_were_recorded_is_refused() -> None:
