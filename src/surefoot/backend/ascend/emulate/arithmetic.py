@@ -13,11 +13,30 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 
 def wide(tensor: Tensor) -> Tensor:
     """In float64, exactly."""
     return tensor.to(torch.float64)
+
+
+class Lasting:
+    """float64 copies of tensors that nobody writes to: weights come with every call."""
+
+    def __init__(self) -> None:
+        self._copies = WeakTensorKeyDictionary()
+
+    def wide(self, tensor: Tensor) -> Tensor:
+        """In float64, exactly; anew if the tensor may have been written to since."""
+        if tensor.is_inference():
+            return wide(tensor)
+        held: tuple[int, Tensor] = self._copies.get(tensor, (-1, tensor))
+        version, copy = held
+        if version != tensor._version:
+            copy = wide(tensor)
+            self._copies[tensor] = (tensor._version, copy)
+        return copy
 
 
 def rounded(values: Tensor, dtype: torch.dtype) -> Tensor:

@@ -17,6 +17,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar, ca
 import torch
 from torch import Tensor
 
+from surefoot.backend.ascend.emulate.arithmetic import Lasting
 from surefoot.backend.reads import unwatched
 
 # A host list: SymInt[] in a published schema.
@@ -84,11 +85,13 @@ class Operators:
     Attributes:
         profile: how strict they are.
         tapes: while any is here, the last one takes every call.
+        lasting: wide copies of weights.
     """
 
     def __init__(self, profile: Profile = STRICT) -> None:
         self.profile = profile
         self.tapes: list[Recorder] = []
+        self.lasting = Lasting()
 
 
 O = TypeVar("O", bound=Operators)  # noqa: E741

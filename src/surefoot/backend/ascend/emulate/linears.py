@@ -34,7 +34,7 @@ class Linears(Operators):
         contract.dtype("weight", weight, input.dtype)
         contract.shape("weight", weight, weight.shape[0], input.shape[1])
         contract.contiguous(input=input, weight=weight)
-        y = wide(input) @ wide(weight).T
+        y = wide(input) @ self.lasting.wide(weight).T
         if bias is not None:
             contract.shape("bias", bias, weight.shape[0])
             contract.dtype("bias", bias, input.dtype)

@@ -7,6 +7,8 @@ of a call the state is not rounded.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -151,13 +153,9 @@ class Recurrences(Operators):
         _check_state(contract, "initial_state", state, inputs)
         contract.shape("actual_seq_lengths", lengths, len(state))
         starts = _starts(contract, lengths, len(query), None)
-        out, final = poison(value.shape, BF16), torch.empty_like(state)
-        for request, start in enumerate(starts[:-1]):
-            now = wide(state[request])
-            for token in range(start, starts[request + 1]):
-                now, out[token] = inputs.step(now, token)
-            final[request] = rounded(now, BF16)
-        return out, final
+        found, final = inputs.together(wide(state), starts)
+        out = torch.cat((found, poison((len(value) - len(found), *value.shape[1:]), BF16)))
+        return out, rounded(final, BF16)
 
 
 @dataclass(frozen=True)
@@ -170,6 +168,32 @@ class Inputs:
     beta: Tensor
     decay: Tensor | None
     scale: float
+
+    def together(self, states: Tensor, starts: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Whole requests, token by token and side by side.
+
+        Args:
+            states: [B, nv, dv, dk] float64.
+            starts: where each request's tokens begin, and where the last one's end.
+
+        Returns:
+            Outputs of all their tokens as bfloat16, and the states after them.
+        """
+        share = self.value.shape[1] // self.query.shape[1]
+        q, k = (wide(x).repeat_interleave(share, 1)[..., None] for x in (self.query, self.key))
+        v, beta = wide(self.value)[..., None], wide(self.beta)[..., None, None]
+        fade = (
+            torch.ones_like(beta) if self.decay is None else wide(self.decay).exp()[..., None, None]
+        )
+        out, states = torch.empty_like(v[: starts[-1]]), states.clone()
+        lengths = [stop - start for start, stop in itertools.pairwise(starts)]
+        for place in range(max(lengths, default=0)):
+            some = [request for request, length in enumerate(lengths) if length > place]
+            at = [starts[request] + place for request in some]
+            state = states[some] * fade[at]
+            state = state + beta[at] * (v[at] - state @ k[at]) @ k[at].mT
+            states[some], out[at] = state, state @ q[at] * self.scale
+        return rounded(out[..., 0], BF16), states
 
     def step(self, state: Tensor, token: int) -> tuple[Tensor, Tensor]:
         """The state after a token, and the token's output.
