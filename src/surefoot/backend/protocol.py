@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from surefoot.backend.noise import NoiseKey
-from surefoot.backend.operands import DeltaCaches, Fold, RowLayout, StreamGates
+from surefoot.backend.operands import DeltaCaches, Fold, RowLayout, StreamGates, Weight
 from surefoot.backend.row_operators import RowOperators
 
 UNCHOSEN = -1
@@ -37,6 +37,7 @@ class Capabilities:
         page_tokens: default page size in tokens.
         max_draft_tokens: longest draft that one verify row may carry.
         capture: whether steps can be recorded and replayed.
+        int8: whether it packs weights in int8.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Capabilities:
     page_tokens: int
     max_draft_tokens: int
     capture: bool
+    int8: bool = False
 
 
 class Experts(Protocol):
@@ -65,7 +67,7 @@ class Experts(Protocol):
 
 
 class Linear(Protocol):
-    """A packed weight: y = x W^T + b."""
+    """A packed weight: y = x W^T + b, exactly as Int8Weight says for one of those."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map [T, inputs] to [T, outputs], same dtype; T may be 0."""
@@ -97,12 +99,15 @@ class Backend(Protocol):
         """Bytes that could be allocated on the device now."""
         ...
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        """Prepare weight [outputs, inputs] and bias [outputs] for repeated use."""
+    def pack_linear(self, weight: Weight, bias: Tensor | None) -> Linear:
+        """Prepare weight [outputs, inputs] and bias [outputs] for repeated use.
+
+        What an Int8Weight gives is defined to the last bit; see there.
+        """
         ...
 
     def pack_gated(
-        self, weight: Tensor, bias: Tensor | None, limit: float = math.inf
+        self, weight: Weight, bias: Tensor | None, limit: float = math.inf
     ) -> Callable[[Tensor], Tensor]:
         """Prepare silu(gate) * up of one input.
 
@@ -143,12 +148,12 @@ class Backend(Protocol):
         """Prepare the cache writes and attention of one step."""
         ...
 
-    def pack_experts(self, gate_up: Tensor, down: Tensor, limit: float = math.inf) -> Experts:
+    def pack_experts(self, gate_up: Weight, down: Weight, limit: float = math.inf) -> Experts:
         """Prepare experts.
 
         Args:
             gate_up: [E, 2 * inner, hidden], the gate's rows first.
-            down: [E, hidden, inner].
+            down: [E, hidden, inner]; either may be int8.
             limit: see pack_gated.
         """
         ...
