@@ -92,7 +92,7 @@ WIDE: dict[str, int | bool] = {
 @pytest.mark.parametrize("tied", [False, True])
 def test_nothing_is_kept_twice(tied: bool, tmp_path: Path) -> None:
     """What a loaded model holds is what its parameters take, and some tables beside them."""
-    folder = write_tiny(tmp_path, "LlamaForCausalLM", tied=tied, **WIDE)
+    folder = write_tiny(tmp_path, "LlamaForCausalLM", tied=tied, **WIDE)  # type: ignore[arg-type]
     target = load_int8(folder)
     assert target.weight_bytes <= held(target.model) < 1.1 * target.weight_bytes
     floats = load_on("tiny", folder, CpuBackend(), "float32", silent)
