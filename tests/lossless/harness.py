@@ -24,9 +24,11 @@ from surefoot.state.ledger import Restore, Save
 from surefoot.state.pool import Pools
 from surefoot.state.spec import Paged, Ring
 from surefoot.testing.drafters import make_test_drafter
+from surefoot.testing.tiny_dsa import write_tiny_dsa
 from surefoot.testing.tiny_hybrids import write_tiny_hybrid
 from surefoot.testing.tiny_latents import TinyLatentSizes, write_tiny_latents
 from surefoot.testing.tiny_models import write_tiny
+from tests.lossless.chosen import CHOSEN
 
 VOCAB = 64
 CONTEXT = 96
@@ -172,6 +174,8 @@ class Bench:
     def _write(name: str, folder: Path, drift: float, mixed: bool) -> Path:
         if name == LATENTS:
             return write_tiny_latents(folder, TinyLatentSizes(drift=drift), dial=DIAL)
+        if name in CHOSEN:
+            return write_tiny_dsa(folder, replace(CHOSEN[name], drift=drift), dial=DIAL)
         if name in HYBRIDS:
             return write_tiny_hybrid(
                 folder, HYBRIDS[name], dial=DIAL, layers=2, interval=2, drift=drift

@@ -169,7 +169,8 @@ def _capture(
     if not config.capture:
         return EAGER
     longest = -(-(length + plan.draft_tokens + 1) // plan.page_tokens)
-    calls = _CALLS.get(name, 1)
+    head = target.model.draft_head
+    calls = _CALLS.get(name, 1) + (name == "mtp" and head is not None and head.deepens)
     most = target.backend.capabilities.recordings // calls
     return Capture(config.max_rows, plan.draft_tokens + 1, longest, most)
 

@@ -18,6 +18,7 @@ from surefoot.backend.protocol import Backend
 from surefoot.model.layers.rotary import make_rotary
 from tests.unit.backend.conformance_int8 import int8_experts, int8_gated, int8_linear
 from tests.unit.backend.conformance_latents import (
+    attend_chosen,
     attend_latents,
     choose_entries,
     compress,
@@ -262,6 +263,7 @@ OPERATORS: Mapping[str, Run] = {
         compress,
         choose_entries,
         attend_latents,
+        attend_chosen,
         streams,
         routers,
     )

@@ -77,6 +77,8 @@ class Choice:
     @staticmethod
     def of(seed: int, size: int) -> Choice:
         case, rng = case_of(seed), random.Random(seed)
+        everything = (0,) * len(case.layout.first)
+        case = replace(case, layout=replace(case.layout, visible_from=everything))
         ratio = rng.choice([n for n in (1, 2, 4) if case.layout.page_tokens % n == 0])
         heads, draws = rng.randint(1, 9), case.draws
         shape = case.pages, case.layout.page_tokens // ratio, size

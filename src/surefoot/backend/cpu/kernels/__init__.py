@@ -11,6 +11,7 @@ from collections.abc import Callable
 from surefoot.backend.cpu.kernels import (
     attention,
     choose,
+    chosen,
     delta,
     dots,
     int8,
@@ -21,7 +22,7 @@ from surefoot.backend.cpu.kernels import (
 )
 from surefoot.backend.cpu.kernels.compile import Kernel
 
-_EVERYWHERE = (attention, choose, delta, int8, latents, rowwise, streams, writes)
+_EVERYWHERE = (attention, choose, chosen, delta, int8, latents, rowwise, streams, writes)
 _MODULES = (*_EVERYWHERE, dots) if dots.HAS_DOTS else _EVERYWHERE
 
 
