@@ -124,7 +124,10 @@ def test_any_rows_in_any_order_are_the_rows_one_by_one(picked: list[int], shape:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_the_number_of_threads_changes_no_bit(threads: int) -> None:
+def test_the_number_of_threads_changes_no_bit(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("surefoot.backend.cpu.int8._SHARE", 64)
     weight, bias, x = case((257, 36))
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

@@ -19,12 +19,12 @@ from typing import Any, cast
 import llvmlite.binding
 import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import prange, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from surefoot.backend.cpu.kernels.algebra import Floats
-from surefoot.backend.cpu.kernels.compile import exact_kernel
+from surefoot.backend.cpu.kernels.compile import threaded_kernel
 from surefoot.backend.cpu.kernels.int8 import Bytes, Sums, dequantise, quantise
 
 ROWS = 16
@@ -61,8 +61,10 @@ def _merge(builder: Any, x: Any, y: Any, width: int) -> Any:
     return builder.add(*halves)
 
 
-def _emit(builder: Any, codes: Any, weight: Any, stride: Any, excess: Any, sums: Any) -> None:
-    """Instructions of sixteen_sums, which has addresses for arrays; `stride` is in bytes."""
+def _emit(
+    builder: Any, codes: Any, weight: Any, stride: Any, excess: Any, sums: Any, ahead: bool
+) -> None:
+    """Instructions of a _Dots function, with addresses for arrays; `stride` is in bytes."""
     dot = cgutils.get_or_insert_function(builder.module, *_INSTRUCTION)
     prefetch = cgutils.get_or_insert_function(builder.module, *_PREFETCH)
     totals = [cgutils.alloca_once(builder, _VECTOR) for _ in range(ROWS)]
@@ -74,40 +76,55 @@ def _emit(builder: Any, codes: Any, weight: Any, stride: Any, excess: Any, sums:
         at = builder.mul(loop.index, step)
         inputs = builder.xor(_load(builder, builder.gep(codes, [at])), _ADD_128)
         row = builder.gep(weight, [at])
-        ahead = builder.gep(next_rows, [builder.mul(at, rows)])
+        wanted_next = builder.gep(next_rows, [builder.mul(at, rows)])
         for total in totals:
-            builder.call(prefetch, [ahead, *_TO_SECOND_CACHE])
+            if ahead:
+                builder.call(prefetch, [wanted_next, *_TO_SECOND_CACHE])
             added = builder.call(dot, [builder.load(total), inputs, _load(builder, row)])
             builder.store(added, total)
-            row, ahead = builder.gep(row, [stride]), builder.gep(ahead, [step])
-    vectors = [builder.load(total) for total in totals]
-    width = 1
+            row, wanted_next = builder.gep(row, [stride]), builder.gep(wanted_next, [step])
+    result = builder.sub(_merged(builder, totals), _load(builder, excess))
+    builder.store(result, builder.bitcast(sums, _VECTOR.as_pointer())).align = 1
+
+
+def _merged(builder: Any, totals: list[Any]) -> Any:
+    """The sum of each register, in one register."""
+    vectors, width = [builder.load(total) for total in totals], 1
     while len(vectors) > 1:
         halves = zip(vectors[::2], vectors[1::2], strict=True)
         vectors = [_merge(builder, x, y, width) for x, y in halves]
         width *= 2
-    result = builder.sub(vectors[0], _load(builder, excess))
-    builder.store(result, builder.bitcast(sums, _VECTOR.as_pointer())).align = 1
+    return vectors[0]
 
 
-def _sixteen_sums(_: Any, codes: Any, weight: Any, excess: Any, sums: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        arrays = [
-            context.make_array(kind)(context, builder, value)
-            for kind, value in zip(signature.args, values, strict=True)
-        ]
-        stride = cgutils.unpack_tuple(builder, arrays[1].shape)[1]
-        _emit(builder, arrays[0].data, arrays[1].data, stride, arrays[2].data, arrays[3].data)
-        return context.get_dummy_value()
-
-    return types.void(codes, weight, excess, sums), generate
+_Dots = Callable[[Bytes, Bytes, Sums, Sums], None]
+"""The sums of products of an input [inputs] and 16 rows [16, inputs], less an excess [16]: [16]."""
 
 
-sixteen_sums = cast(Callable[[Bytes, Bytes, Sums, Sums], None], intrinsic(_sixteen_sums))
-"""Sums of products of one input [inputs] and 16 rows [16, inputs], less an excess [16], to [16]."""
+def _dots(ahead: bool) -> _Dots:
+    """Such a function that calls the next rows from memory, or does not."""
+
+    def typed(_: Any, codes: Any, weight: Any, excess: Any, sums: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            arrays = [
+                context.make_array(kind)(context, builder, value)
+                for kind, value in zip(signature.args, values, strict=True)
+            ]
+            stride = cgutils.unpack_tuple(builder, arrays[1].shape)[1]
+            inputs, rows, less, out = (array.data for array in arrays)
+            _emit(builder, inputs, rows, stride, less, out, ahead)
+            return context.get_dummy_value()
+
+        return types.void(codes, weight, excess, sums), generate
+
+    return cast(_Dots, intrinsic(typed))
 
 
-@exact_kernel(
+first_dots = _dots(ahead=True)
+more_dots = _dots(ahead=False)
+
+
+@threaded_kernel(
     "void(f4[:,::1],f4[::1],i1[:,::1],i4[::1],i4[::1],f4[::1],f4[::1],f4[:,::1],f4[:,::1])"
 )
 def int8_linear(
@@ -124,7 +141,7 @@ def int8_linear(
     """A whole linear, best for few rows of input; see `int8` for what is not said here.
 
     Args:
-        x: [T, inputs].
+        x: [T, inputs], at least one row.
         fixed: see quantise.
         values: [outputs, inputs], both made up to multiples of ROWS and INPUTS with zeros.
         excess: as many as rows of values, 128 times the sum of each.
@@ -139,9 +156,11 @@ def int8_linear(
     row_scales = np.empty(tokens, np.float32)
     quantise(x, fixed, codes, row_scales)
     sums = np.empty((tokens, padded), np.int32)
-    for n in range(0, padded, ROWS):
+    for block in prange(padded // ROWS):
+        n = block * ROWS
         rows = values[n : n + ROWS]
         less = excess[n : n + ROWS]
-        for t in range(tokens):
-            sixteen_sums(codes[t], rows, less, sums[t, n : n + ROWS])
+        first_dots(codes[0], rows, less, sums[0, n : n + ROWS])
+        for t in range(1, tokens):
+            more_dots(codes[t], rows, less, sums[t, n : n + ROWS])
     dequantise(sums, added, scales, row_scales, bias, stream, out)
