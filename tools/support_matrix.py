@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from surefoot.backend import BACKENDS
+from surefoot.backend import BACKENDS, EMULATIONS
 from surefoot.config import DRAFTERS
 from surefoot.model.registry import FAMILIES
 
@@ -24,7 +24,8 @@ def matrix() -> str:
     lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
     for name, family in sorted(FAMILIES.items()):
         heads = ", ".join(f"`{head}`" for head in family.draft_heads) or "-"
-        lines.append(f"| {name} |" + " yes |" * len(backends) + f" {heads} |")
+        tested = [" contract-tested |" if each in EMULATIONS else " yes |" for each in backends]
+        lines.append(f"| {name} |{''.join(tested)} {heads} |")
     drafters = ", ".join(f"`{name}`" for name in DRAFTERS if name not in ("auto", "none", "mtp"))
     return "\n".join([*lines, "", f"Drafters for all of them: {drafters}, and plug-ins."])
 

@@ -67,6 +67,8 @@ class EngineConfig:
             row by row; a quarter of the memory of float32, more speed, a little less exact. None
             leaves weights as the checkpoint has them, be that floats or ModelSlim's int8.
         device: name of the backend; auto takes the fastest that is present.
+        emulate: run the device's operators on the CPU, and check each call against what they demand
+            (device npu).
         bitwise: keep results independent, to the last bit, of how work is cut; None means where
             the backend can.
         max_model_len: longest context in tokens; None is what the model was made for.
@@ -80,6 +82,7 @@ class EngineConfig:
         max_step_tokens: most tokens computed in one step, drafts included.
         prefill_chunk: most prompt tokens of one request computed in one step.
         prefix_cache: keep computed prompts for later requests that begin alike.
+        capture: record steps and replay them, where the backend can.
         ngram_max: longest suffix that the ngram drafter looks up.
         ngram_min: shortest one.
         max_waiting: most requests that may wait; further ones are refused.
@@ -93,6 +96,7 @@ class EngineConfig:
     dtype: str = "auto"
     quantization: str | None = None
     device: str = "auto"
+    emulate: bool = False
     bitwise: bool | None = None
     max_model_len: int | None = None
     memory: int | None = None
@@ -103,6 +107,7 @@ class EngineConfig:
     max_step_tokens: int = 512
     prefill_chunk: int = 256
     prefix_cache: bool = True
+    capture: bool = True
     ngram_max: int = 5
     ngram_min: int = 2
     max_waiting: int = 4096
@@ -131,7 +136,7 @@ class EngineConfig:
         _whole("max_waiting", self.max_waiting, 1, None)
         _whole("ngram_max", self.ngram_max, 1, 32)
         _whole("ngram_min", self.ngram_min, 1, 32)
-        for name in ("prefix_cache", "bitwise"):
+        for name in ("prefix_cache", "capture", "emulate", "bitwise"):
             value = getattr(self, name)
             if not isinstance(value, bool) and not (value is None and name == "bitwise"):
                 raise SettingError(name, f"must be true or false, not {value!r}")

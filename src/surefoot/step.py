@@ -8,7 +8,7 @@ prefill row   n known tokens
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -18,13 +18,15 @@ from surefoot.backend.protocol import Backend
 from surefoot.backend.row_operators import RowOperators
 from surefoot.ids import SINK_PAGE, SINK_SLOT
 
+NO_GUESSES = torch.empty(0, dtype=torch.long)
+
 
 @dataclass(frozen=True)
 class Row:
     """One request in one step.
 
     Attributes:
-        tokens: token ids to compute, known tokens first, then drafts.
+        tokens: token ids to compute, known tokens first, then drafts that the host knows.
         first: absolute position of tokens[0].
         certain: how many leading tokens are known to stay.
         table: page table of the request.
@@ -32,6 +34,7 @@ class Row:
         visible_from: attention sees no position below.
         wanted: logits are wanted after this many last tokens.
         settled: positions below it are final; `first` for a target's row, less for a drafter's.
+        guessed: how many drafts that the host does not know come behind `tokens`.
     """
 
     tokens: Sequence[int]
@@ -42,6 +45,12 @@ class Row:
     visible_from: int
     wanted: int
     settled: int
+    guessed: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many tokens are computed."""
+        return len(self.tokens) + self.guessed
 
     @property
     def settles(self) -> int:
@@ -58,6 +67,8 @@ class Batch:
         positions: [T] int64 absolute positions.
         wanted: [R] int64 indices into T of the tokens after which logits are wanted.
         tentative: [n] int64 indices into T of drafted tokens, which may turn out to be wrong.
+        padding: [T] bool, which tokens nobody asked for; empty if there are none. They route to no
+            expert.
         rows: cache writes and attention for this layout.
     """
 
@@ -65,7 +76,17 @@ class Batch:
     positions: Tensor
     wanted: Tensor
     tentative: Tensor
+    padding: Tensor
     rows: RowOperators
+
+    @property
+    def filled(self) -> tuple[Tensor, ...]:
+        """The tensors that `Step.fill` writes."""
+        return self.tokens, self.positions, self.wanted, self.tentative, self.padding
+
+    def routed(self, choice: Tensor) -> Tensor:
+        """A choice of experts [T, n] without that of padding tokens, -1."""
+        return choice.masked_fill(self.padding[:, None], -1) if len(self.padding) else choice
 
 
 @dataclass(frozen=True)
@@ -76,21 +97,24 @@ class Step:
         rows: the requests' rows, then padding rows if any.
         live: how many of the rows belong to requests.
         page_tokens: P.
+        guesses: [n] int64 on the device, the drafts that the host does not know, row by row;
+            UNCHOSEN stands for any token.
     """
 
     rows: tuple[Row, ...]
     live: int
     page_tokens: int
+    guesses: Tensor
 
     @staticmethod
-    def of(rows: Sequence[Row], page_tokens: int) -> Step:
+    def of(rows: Sequence[Row], page_tokens: int, guesses: Tensor = NO_GUESSES) -> Step:
         """A step of these rows and no padding."""
-        return Step(tuple(rows), len(rows), page_tokens)
+        return Step(tuple(rows), len(rows), page_tokens, guesses)
 
     @property
     def token_count(self) -> int:
         """T, padding included."""
-        return sum(len(row.tokens) for row in self.rows)
+        return sum(row.count for row in self.rows)
 
     def pad(self, rows: int, tokens: int) -> Step:
         """The same step grown to `rows` rows of `tokens` tokens in all.
@@ -107,22 +131,44 @@ class Step:
             raise ValueError(f"cannot pad {have} to {rows} rows and {tokens} tokens")
         lengths = _share(spare_tokens, spare_rows)
         added = tuple(_padding_row(length, self.page_tokens) for length in lengths)
-        return Step(self.rows + added, self.live, self.page_tokens)
+        return Step(self.rows + added, self.live, self.page_tokens, self.guesses)
 
     def build(self, backend: Backend) -> Batch:
         """Make the tensors and the backend's own metadata, all from the same rows."""
+        places, device = self._places(), backend.device
+        wanted, tentative = places.wanted, places.tentative
+        return Batch(
+            tokens=self._token_ids(places, device),
+            positions=torch.tensor(places.positions, dtype=torch.long, device=device),
+            wanted=torch.tensor(wanted, dtype=torch.long, device=device),
+            tentative=torch.tensor(tentative, dtype=torch.long, device=device),
+            padding=torch.tensor(self._padding(), dtype=torch.bool, device=device),
+            rows=backend.rows(self.layout()),
+        )
+
+    def fill(self, batch: Batch) -> None:
+        """Write this padded step into the tensors of a batch of as many rows and tokens.
+
+        Its last token must be padding: it stands in the places of `wanted` and `tentative` that
+        this step has no use for.
+        """
+        places, device = self._places(), batch.tokens.device
+        batch.tokens.copy_(self._token_ids(places, device))
+        last = self.token_count - 1
+        for held, values in (
+            (batch.positions, places.positions),
+            (batch.wanted, _filled_up(places.wanted, len(batch.wanted), last)),
+            (batch.tentative, _filled_up(places.tentative, len(batch.tentative), last)),
+        ):
+            held.copy_(torch.tensor(values, dtype=torch.long))
+        batch.padding.copy_(torch.tensor(self._padding(), dtype=torch.bool))
+
+    def layout(self) -> RowLayout:
+        """Where the tokens lie, for the backend."""
         starts = [0]
-        tokens: list[int] = []
-        positions: list[int] = []
-        wanted: list[int] = []
-        tentative: list[int] = []
         for row in self.rows:
-            tokens.extend(row.tokens)
-            positions.extend(range(row.first, row.first + len(row.tokens)))
-            tentative.extend(range(starts[-1] + row.certain, len(tokens)))
-            starts.append(len(tokens))
-            wanted.extend(range(len(tokens) - row.wanted, len(tokens)))
-        layout = RowLayout(
+            starts.append(starts[-1] + row.count)
+        return RowLayout(
             starts=tuple(starts),
             first=tuple(row.first for row in self.rows),
             tables=tuple(row.table for row in self.rows),
@@ -132,13 +178,44 @@ class Step:
             settles=tuple(row.settles for row in self.rows),
             page_tokens=self.page_tokens,
         )
-        return Batch(
-            tokens=torch.tensor(tokens, dtype=torch.long, device=backend.device),
-            positions=torch.tensor(positions, dtype=torch.long, device=backend.device),
-            wanted=torch.tensor(wanted, dtype=torch.long, device=backend.device),
-            tentative=torch.tensor(tentative, dtype=torch.long, device=backend.device),
-            rows=backend.rows(layout),
-        )
+
+    def _places(self) -> _Places:
+        places, end = _Places(), 0
+        for row in self.rows:
+            begin, end = end, end + row.count
+            places.positions.extend(range(row.first, row.first + row.count))
+            places.guesses.extend(range(begin + len(row.tokens), end))
+            places.tentative.extend(range(begin + row.certain, end))
+            places.wanted.extend(range(end - row.wanted, end))
+        return places
+
+    def _token_ids(self, places: _Places, device: torch.device) -> Tensor:
+        """All tokens [T] on the device; the host's own and those that it does not know."""
+        if len(places.guesses) == len(places.positions) and places.guesses:
+            return self.guesses.clamp(min=0)
+        known = [token for row in self.rows for token in (*row.tokens, *[0] * row.guessed)]
+        tokens = torch.tensor(known, dtype=torch.long, device=device)
+        if places.guesses:
+            at = torch.tensor(places.guesses, dtype=torch.long, device=device)
+            tokens.index_copy_(0, at, self.guesses.clamp(min=0))
+        return tokens
+
+    def _padding(self) -> list[bool]:
+        """For each token whether nobody asked for it; [] if all were asked for."""
+        if self.live == len(self.rows):
+            return []
+        real = sum(row.count for row in self.rows[: self.live])
+        return [place >= real for place in range(self.token_count)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Positions of all tokens, and the indices of some of them."""
+
+    positions: list[int] = field(default_factory=list)
+    guesses: list[int] = field(default_factory=list)
+    tentative: list[int] = field(default_factory=list)
+    wanted: list[int] = field(default_factory=list)
 
 
 def fold_due(slot: int, settled: int, final: int, block: int) -> Fold | None:
@@ -163,3 +240,8 @@ def _padding_row(length: int, page_tokens: int) -> Row:
 def _share(total: int, parts: int) -> list[int]:
     """Split `total` into `parts` numbers that differ by at most one."""
     return [total // parts + (i < total % parts) for i in range(parts)]
+
+
+def _filled_up(places: list[int], count: int, by: int) -> list[int]:
+    """The same places and then `by`, `count` in all."""
+    return places + [by] * (count - len(places))

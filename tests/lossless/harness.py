@@ -148,9 +148,15 @@ class Counts:
 
 @dataclass
 class Bench:
-    """Tiny models, loaded once, and the plain answers, computed once."""
+    """Tiny models, loaded once, and the plain answers, computed once.
+
+    Attributes:
+        folder: where their checkpoints are written.
+        device: settings that say where they run.
+    """
 
     folder: Path
+    device: Mapping[str, object] = field(default_factory=lambda: {"device": "cpu"})
     _models: dict[str, LoadedModel] = field(default_factory=dict)
     _drafts: dict[str, LoadedModel] = field(default_factory=dict)
     _answers: dict[tuple[str, str, int, int], Answer] = field(default_factory=dict)
@@ -159,7 +165,7 @@ class Bench:
         """The model called `name`; the sliding one sees a window of 8 in every second layer."""
         if name not in self._models:
             path = self._write(name, self.folder / name, drift=0.0, mixed=True)
-            self._models[name] = load(str(path), make_config(device="cpu"))
+            self._models[name] = load(str(path), make_config(**self.device))
         return self._models[name]
 
     @staticmethod
@@ -184,7 +190,8 @@ class Bench:
         title = f"{name}-draft-{drift}"
         if title not in self._drafts:
             path = self._write(name, self.folder / title, drift, mixed)
-            config = make_config(device="cpu", drafter="draft-model", draft_model=str(path))
+            given = {**self.device, "drafter": "draft-model", "draft_model": str(path)}
+            config = make_config(**given)
             self._drafts[title] = load_draft(self.target(name), config)
         return self._drafts[title]
 
@@ -205,6 +212,7 @@ class Bench:
             device="cpu",
             drafter="none",
             prefix_cache=False,
+            capture=False,
             page_tokens=case.page,
             max_rows=1,
             memory=1 << 22,

@@ -13,7 +13,6 @@ from unittest.mock import patch
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from surefoot.backend.operands import Compression, Entries, Latents, RowLayout
@@ -85,8 +84,8 @@ class SeesMore(ReferenceRows):
             table = self.layout.tables[token.row]
             there = replace(self.layout, starts=(0, 1), first=(last,), tables=(table,))
             own = slice(token.place, token.place + 1)
-            best = ReferenceRows(there).choose_entries(q[own], weights[own], pool, ratio, count)
-            chosen.append(F.pad(best, (0, count - best.shape[1]), value=-1))
+            step = ReferenceRows(there)
+            chosen.append(step.choose_entries(q[own], weights[own], pool, ratio, count))
         return torch.cat(chosen)
 
     def attend_latents(

@@ -174,17 +174,17 @@ def test_a_point_holds_what_the_next_turn_reads_and_no_less(
 
 def drafts_of(engine: Engine, prompt: Sequence[int]) -> list[list[list[int]]]:
     """All that the head guesses for a request."""
-    guard, seen = engine.parts.drafter, []
+    guard, seen = engine.parts.drafter, list[Sequence[Sequence[int]]]()
     assert isinstance(guard, GuardedDrafter)
     propose = guard._drafter.propose
 
-    def record(rows: Sequence[DraftRow]) -> list[list[int]]:
+    def record(rows: Sequence[DraftRow]) -> Sequence[Sequence[int]]:
         seen.append(propose(rows))
         return seen[-1]
 
     with patch.object(guard._drafter, "propose", record):
         ask(engine, prompt, 40)
-    return [drafts for drafts in seen if drafts]
+    return [[list(draft) for draft in drafts] for drafts in seen if drafts]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from surefoot.engine.engine import Engine
 from surefoot.engine.models import LoadedModel
 from surefoot.engine.rows import Emission
 from surefoot.server.app import make_app
-from surefoot.server.gate import LIMITS, Limits
+from surefoot.server.gate import LIMITS, Gate, Limits
 from surefoot.server.run import Server, address_of, bind
 
 NAME = "tiny"
@@ -58,12 +57,9 @@ class SteppedEngine(Engine):
         finally:
             self.release()
 
-    def reach(self, steps: int) -> None:
-        """Wait until so many steps were made."""
-        deadline = time.monotonic() + PATIENCE_S
-        while self.steps < steps:
-            assert time.monotonic() < deadline, f"{self.steps} steps instead of {steps}"
-            time.sleep(0.002)
+    def held_after(self, steps: int) -> bool:
+        """Whether it has made so many steps, all that it had leave for, and asks for another."""
+        return self.steps == steps and self.asking
 
     def step(self) -> list[Emission]:
         if self.held:
@@ -106,6 +102,26 @@ class Served:
     async def get(self, path: str) -> Response:
         async with self.client() as client:
             return await client.get(path)
+
+    @property
+    def gate(self) -> Gate:
+        """What stands before the routes."""
+        if self.app.middleware_stack is None:
+            self.app.middleware_stack = self.app.build_middleware_stack()
+        layer: Any = self.app.middleware_stack
+        while not isinstance(layer, Gate):
+            layer = layer.app
+        return layer
+
+    @property
+    def open_requests(self) -> int:
+        """Requests that were let in and are not answered to their end."""
+        return self.gate._load.requests
+
+    @property
+    def in_the_house(self) -> int:
+        """Requests that the engine has taken in and not ended."""
+        return self.engine.usage.running + self.engine.usage.waiting
 
     def client(self) -> AsyncClient:
         transport = ASGITransport(app=self.app, raise_app_exceptions=False)
@@ -160,7 +176,7 @@ class Running:
 
     def stop(self) -> None:
         self.server.should_exit = True
-        self.thread.join(20)
+        self.thread.join(PATIENCE_S)
         assert not self.thread.is_alive()
 
 
@@ -174,9 +190,12 @@ def running(
     ready = threading.Event()
     with served(target, api_key, limits, **settings) as inner, bind("127.0.0.1", 0) as taken:
         server = Server(inner.app, inner.llm, ready.set)
+        # No connection shall end because a busy machine takes its time.
+        server.config.timeout_graceful_shutdown = PATIENCE_S
+        server.config.timeout_keep_alive = PATIENCE_S
         thread = threading.Thread(target=server.run, kwargs={"sockets": [taken]})
         thread.start()
-        assert ready.wait(20)
+        assert ready.wait(PATIENCE_S)
         run = Running(inner, address_of(taken), server, thread)
         try:
             yield run
@@ -238,6 +257,14 @@ class Call:
             self.events.append(message["body"])
             if b'"role"' not in message["body"]:
                 self._came.set()
+
+
+def handed_over(llm: AsyncLLM) -> int:
+    """What was asked of the engine and is done once a step ends: to take in, to drop, to stop.
+
+    It only grows while a held engine is `asking`.
+    """
+    return llm._driver._inbox.qsize()
 
 
 async def until(condition: Callable[[], bool]) -> None:

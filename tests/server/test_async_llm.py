@@ -12,7 +12,14 @@ from surefoot.engine.models import LoadedModel
 from surefoot.errors import EngineClosedError, PromptError, SettingError
 from surefoot.llm import LLM
 from surefoot.params import SamplingParams
-from tests.server.serving import PATIENCE_S, SteppedEngine, engine_of, step_until, until
+from tests.server.serving import (
+    PATIENCE_S,
+    SteppedEngine,
+    engine_of,
+    handed_over,
+    step_until,
+    until,
+)
 
 PROMPTS = ["abc", "xyz xyz xyz", "q"]
 
@@ -60,8 +67,15 @@ def test_streams_side_by_side_give_what_llm_gives(
         want = [result.outputs for result in plain.generate(PROMPTS, values)]
 
     async def main(llm: AsyncLLM) -> None:
+        engine.hold()
         together = await llm.submit(PROMPTS, values)
-        alone = [await llm.submit([prompt], values) for prompt in PROMPTS]
+        # After a step four of the six run; before it the line would be too long with six more.
+        engine.let(1)
+        await until(lambda: engine.held_after(1))
+        coming = [asyncio.ensure_future(llm.submit([prompt], values)) for prompt in PROMPTS]
+        await until(lambda: handed_over(llm) == 3)
+        engine.release()
+        alone = await asyncio.gather(*coming)
         outputs = await together.completions()
         assert [output.index for output in outputs] == list(range(6))
         for at, stream in enumerate(alone):
@@ -96,10 +110,12 @@ def test_closing_a_stream_ends_its_requests(engine: SteppedEngine) -> None:
     async def main(llm: AsyncLLM) -> None:
         engine.hold()
         kept = await llm.submit(["abc"], params(200, ignore_eos=True))
-        # Requests are taken in between steps, and a held engine may be waiting inside of one.
+        await until(lambda: engine.asking)
         coming = asyncio.ensure_future(
             llm.submit(["abc", "xyz"], params(100, n=2, ignore_eos=True))
         )
+        # They are there before a step ends, so the one that is kept does not come to its end.
+        await until(lambda: handed_over(llm) == 1)
         await step_until(engine, coming.done)
         dropped = await coming
         engine.let(4)
@@ -124,7 +140,7 @@ def test_a_task_that_is_cancelled_while_it_submits_leaves_nothing(engine: Steppe
         # Before it waits within a step, the engine would still take in the second one.
         await until(lambda: engine.asking)
         task = asyncio.ensure_future(llm.submit(["xyz"], params(100, ignore_eos=True)))
-        await asyncio.sleep(0.05)
+        await until(lambda: handed_over(llm) == 1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -153,11 +169,12 @@ def test_no_more_wait_than_may(engine: SteppedEngine) -> None:
         engine.hold()
         streams = [await llm.submit(["abc"], params(20, ignore_eos=True))]
         # The first step lasts, so none of these gets in line: they are bounded on their way there.
+        await until(lambda: engine.asking)
         tasks = [
             asyncio.ensure_future(llm.submit(["abc"], params(20, ignore_eos=True)))
             for _ in range(30)
         ]
-        await asyncio.sleep(0.1)
+        await until(lambda: handed_over(llm) == 8)
         assert sum(task.done() for task in tasks) == 30 - 8
         engine.release()
         done = await asyncio.gather(*tasks, return_exceptions=True)
@@ -180,10 +197,11 @@ def test_closing_ends_running_and_waiting_streams(engine: SteppedEngine) -> None
     async def main(llm: AsyncLLM) -> None:
         engine.hold()
         running = await llm.submit(["abc"], params(100, ignore_eos=True))
+        await until(lambda: engine.asking)
         coming = asyncio.ensure_future(llm.submit(["xyz"], params()))
-        await asyncio.sleep(0.05)
+        await until(lambda: handed_over(llm) == 1)
         closing = asyncio.ensure_future(asyncio.to_thread(llm.close))
-        await asyncio.sleep(0.05)
+        await until(lambda: handed_over(llm) == 2)
         engine.release()
         await closing
         with pytest.raises(EngineClosedError):

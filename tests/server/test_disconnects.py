@@ -14,6 +14,7 @@ from tests.server.serving import (
     PATIENCE_S,
     Call,
     Served,
+    handed_over,
     served,
     step_until,
     until,
@@ -81,20 +82,21 @@ def test_a_client_that_never_leaves_keeps_its_slot(tiny: Served) -> None:
     tiny.assert_at_rest()
 
 
-def in_the_house(tiny: Served) -> int:
-    return tiny.engine.usage.running + tiny.engine.usage.waiting
-
-
 def test_a_waiting_request_leaves_the_line(tiny: Served) -> None:
     async def main() -> None:
         tiny.engine.hold()
         calls = [Call(CHAT, chat(letter)) for letter in "abcd"]
-        runs = [asyncio.ensure_future(call.run(tiny.app)) for call in calls]
-        # Requests are taken in between steps, however late they come.
-        await step_until(tiny.engine, lambda: in_the_house(tiny) == 4)
+        runs: list[asyncio.Task[None]] = []
+        for call in calls:
+            runs.append(asyncio.ensure_future(call.run(tiny.app)))
+            # No step ends before the last is there: the first might be through by then.
+            await until(lambda: tiny.in_the_house + handed_over(tiny.llm) == len(runs))
+        await step_until(tiny.engine, lambda: tiny.in_the_house == 4)
+        assert tiny.engine.usage.waiting >= 2
         calls[3].leave()
         await runs[3]
-        await step_until(tiny.engine, lambda: in_the_house(tiny) == 3)
+        tiny.engine.let(2)
+        await until(lambda: tiny.in_the_house == 3)
         for call in calls:
             call.leave()
         await asyncio.gather(*runs)

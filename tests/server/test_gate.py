@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -69,7 +70,7 @@ def test_more_requests_than_may_be_open_are_refused_in_json(
             opened.engine.hold()
             body = ENOUGH | {"stream": stream}
             held = [asyncio.ensure_future(opened.post(COMPLETIONS, body)) for _ in range(2)]
-            await asyncio.sleep(0.05)
+            await until(lambda: opened.open_requests == 2)
             for path, late in ((COMPLETIONS, SHORT), (CHAT, {})):
                 reply = await opened.post(path, late)
                 assert reply.status_code == 503
@@ -114,7 +115,7 @@ def test_the_bodies_of_all_requests_together_are_bounded(target: LoadedModel) ->
             opened.engine.hold()
             wide = json.dumps(ENOUGH | {"user": "x" * 800}).encode()
             first = asyncio.ensure_future(send(opened, [wide]))
-            await asyncio.sleep(0.05)
+            await until(lambda: opened.gate._load.total_bytes == len(wide))
             # One that fits is still served, and so is one as large when the first is through.
             second = asyncio.ensure_future(send(opened, [json.dumps(SHORT).encode()]))
             reply = await send(opened, [wide[:500], wide[500:]])
@@ -145,11 +146,11 @@ async def send(opened: Served, parts: Sequence[bytes], chunked: bool = True) -> 
 QUICK = Limits(requests=2, body_seconds=0.3)
 
 
-def by_hand(address: tuple[str, int], *parts: bytes) -> bytes:
+def by_hand(address: tuple[str, int], sent: bytes) -> bytes:
     """All that comes back until the server closes the connection."""
     with socket.create_connection(address, timeout=PATIENCE_S) as connection:
-        for part in parts:
-            connection.sendall(part)
+        # In one piece: the server may have closed the connection before a second one goes out.
+        connection.sendall(sent)
         received = b""
         while piece := connection.recv(1 << 16):
             received += piece
@@ -167,7 +168,7 @@ def test_a_client_that_does_not_send_its_body_is_left(target: LoadedModel) -> No
     with running(target, limits=QUICK, drafter="none") as run:
         host, port = run.url.removeprefix("http://").split(":")
         for part in (b"", b'{"prompt": '):
-            answer = by_hand((host, int(port)), head(100), part)
+            answer = by_hand((host, int(port)), head(100) + part)
             start, _, body = answer.partition(b"\r\n\r\n")
             assert start.startswith(b"HTTP/1.1 408 ")
             assert b"connection: close" in start.lower()
@@ -199,13 +200,22 @@ def test_slow_bodies_do_not_keep_others_out(target: LoadedModel) -> None:
 
 
 def test_an_answer_may_take_longer_than_a_body(target: LoadedModel) -> None:
-    with served(target, limits=QUICK, drafter="none") as opened:
+    with served(target, limits=replace(QUICK, requests=3), drafter="none") as opened:
+
+        async def never() -> AsyncIterator[bytes]:
+            await asyncio.Event().wait()
+            yield b""
 
         async def main() -> None:
             opened.engine.hold()
             posts: list[Mapping[str, object]] = [SHORT, SHORT | {"stream": True}]
             tasks = [asyncio.ensure_future(opened.post(COMPLETIONS, body)) for body in posts]
-            await asyncio.sleep(2 * QUICK.body_seconds)
+            await until(lambda: opened.open_requests == 2)
+            # When this one's time is up, that of those before it is up too.
+            async with opened.client() as client:
+                headers = {"content-type": "application/json"}
+                reply = await client.post(COMPLETIONS, content=never(), headers=headers)
+            assert error_of(reply)["code"] == "request_timeout"
             opened.engine.release()
             for task in tasks:
                 assert (await task).status_code == 200
@@ -218,9 +228,11 @@ def test_rendering_and_tokenising_count_as_waiting(
 ) -> None:
     """Those that are not in line yet are bounded like those that are."""
     go_on = threading.Event()
+    begun: list[object] = []
 
     def blocked(render: Callable[..., Any]) -> Callable[..., Any]:
         def work(*arguments: Any) -> Any:
+            begun.append(arguments)
             assert go_on.wait(PATIENCE_S)
             return render(*arguments)
 
@@ -234,7 +246,9 @@ def test_rendering_and_tokenising_count_as_waiting(
             body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
             tasks = [asyncio.ensure_future(opened.post(CHAT, body)) for _ in range(5)]
             try:
-                done, _ = await asyncio.wait(tasks, timeout=0.5)
+                # Each of the five is rendered, or was refused.
+                await until(lambda: len(begun) + sum(task.done() for task in tasks) == 5)
+                done = [task for task in tasks if task.done()]
             finally:
                 go_on.set()
             assert [task.result().status_code for task in done] == [429, 429]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,11 +10,10 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from surefoot.async_llm import AsyncStream
 from surefoot.engine.models import LoadedModel
 from surefoot.llm import LLM
 from surefoot.params import SamplingParams
-from tests.server.serving import NAME, Running, engine_of, running
+from tests.server.serving import NAME, Running, engine_of, handed_over, running, until
 
 QUESTIONS = ["Hello", "a b a b a b a b", "", "Zażółć gęślą jaźń 🙂", "xyz" * 9, "7", "??", "end"]
 HOT: dict[str, Any] = {"temperature": 0.9, "seed": 11, "top_p": 0.95}
@@ -117,16 +114,8 @@ def test_eight_clients_at_once_each_get_their_solo_text(
 
 
 def test_a_client_that_disconnects_frees_its_slot_within_two_steps(
-    run: Running, client: OpenAI, monkeypatch: pytest.MonkeyPatch
+    run: Running, client: OpenAI
 ) -> None:
-    closed = threading.Event()
-    close = AsyncStream.close
-
-    def noticed(stream: AsyncStream) -> None:
-        close(stream)
-        closed.set()
-
-    monkeypatch.setattr(AsyncStream, "close", noticed)
     engine = run.served.engine
     begun = engine.steps
     with engine.holding():
@@ -134,15 +123,12 @@ def test_a_client_that_disconnects_frees_its_slot_within_two_steps(
         events = client.completions.create(model=NAME, prompt="long", max_tokens=200, stream=True)
         next(iter(events))
         # Steps that were let go before would count as those that follow.
-        engine.reach(begun + 6)
+        asyncio.run(until(lambda: engine.held_after(begun + 6)))
         assert engine.usage.running == 1
         events.close()
-        assert closed.wait(10)
+        asyncio.run(until(lambda: handed_over(run.served.llm) == 1))
         engine.let(2)
-        deadline = time.monotonic() + 60
-        while not engine.idle:
-            assert time.monotonic() < deadline, "the slot is still held"
-            time.sleep(0.002)
+        asyncio.run(until(lambda: engine.idle))
         assert engine.steps - begun <= 6 + 2
     run.served.assert_at_rest()
 
@@ -266,8 +252,10 @@ def test_stopping_the_server_ends_open_streams(target: LoadedModel) -> None:
                 client.completions.create(model=NAME, prompt="a", max_tokens=200, stream=True)
             )
             next(events)
+            asyncio.run(until(lambda: engine.held_after(6)))
             run.server.should_exit = True
-            time.sleep(0.3)
+            # The engine is told to stop before it goes on.
+            asyncio.run(until(lambda: handed_over(run.served.llm) == 1))
             engine.release()
             with pytest.raises(openai.APIError, match="the engine has stopped"):
                 list(events)

@@ -16,6 +16,7 @@ from tests.server.serving import (
     PATIENCE_S,
     Call,
     Served,
+    handed_over,
     served,
     step_until,
     until,
@@ -288,25 +289,31 @@ def test_a_full_queue_says_when_to_come_back(target: LoadedModel) -> None:
     with served(target, drafter="none", max_rows=1, max_waiting=3) as opened:
 
         async def main() -> None:
-            opened.engine.hold()
-            opened.engine.let(1)
+            engine = opened.engine
+            engine.hold()
+            engine.let(1)
             body = {"prompt": "a", "max_tokens": 5, "n": 1}
             first = asyncio.ensure_future(opened.post(COMPLETIONS, body))
-            await until(lambda: opened.engine.usage.running == 1)
+            await until(lambda: engine.held_after(1))
             others = [asyncio.ensure_future(opened.post(COMPLETIONS, body)) for _ in range(3)]
-            await asyncio.sleep(0.1)
+            await until(lambda: handed_over(opened.llm) == 3)
+            replies = [await opened.post(COMPLETIONS, body)]
+            engine.let(1)
+            await until(lambda: engine.held_after(2))
+            # Now those before it are in line, no more on their way there.
+            assert engine.usage.waiting == 3
             late = asyncio.ensure_future(opened.post(COMPLETIONS, body))
-            await asyncio.sleep(0.1)
-            # Those before it are in line, or on their way there until a step ends.
-            opened.engine.let(1)
-            reply = await late
-            assert reply.status_code == 429
-            assert reply.headers["retry-after"] == "1"
-            assert reply.json()["error"]["code"] == "queue_full"
+            await until(lambda: handed_over(opened.llm) == 1)
+            engine.let(1)
+            replies.append(await late)
+            for reply in replies:
+                assert reply.status_code == 429
+                assert reply.headers["retry-after"] == "1"
+                assert reply.json()["error"]["code"] == "queue_full"
             assert (await opened.post(COMPLETIONS, {**body, "n": 4})).status_code == 400
-            opened.engine.release()
-            replies = await asyncio.gather(first, *others)
-            assert [answer.status_code for answer in replies] == [200] * 4
+            engine.release()
+            answers = await asyncio.gather(first, *others)
+            assert [answer.status_code for answer in answers] == [200] * 4
 
         asyncio.run(main())
         opened.assert_at_rest()
@@ -355,6 +362,8 @@ def test_a_dead_engine_is_unhealthy(target: LoadedModel, caplog: pytest.LogCaptu
             call = Call(COMPLETIONS, {"prompt": "a", "max_tokens": 90, "stream": True})
             streaming = asyncio.ensure_future(call.run(opened.app))
             whole = asyncio.ensure_future(opened.post(CHAT, {"messages": USER}))
+            # Both are there before a step ends, so neither has its answer before the other comes.
+            await until(lambda: opened.in_the_house + handed_over(opened.llm) == 2)
             await step_until(opened.engine, lambda: opened.engine.usage.running == 2)
             await step_until(opened.engine, lambda: bool(call.events))
             opened.engine.parts.loop._scheduler.plan = None  # type: ignore[method-assign,assignment]

@@ -22,6 +22,10 @@ HEAVY = {
     "jinja2",
     "matplotlib",
 }
+YARDSTICK = "import argparse, asyncio, email.mime, http.server, multiprocessing, pydoc, unittest"
+"""Work of the same kind that does not change with surefoot."""
+YARDSTICK_S = 0.12
+"""What it takes on the machine that half a second is meant for."""
 BARE = (
     "surefoot.ids",
     "surefoot.errors",
@@ -53,15 +57,12 @@ def loaded(*arguments: str) -> set[str]:
 
 
 def cpu_seconds(*arguments: str) -> float:
-    """Processor time of the command, best of three; waiting for a busy machine is not counted."""
-    costs = []
-    for _ in range(3):
-        before = os.times()
-        run(*arguments)
-        after = os.times()
-        user = after.children_user - before.children_user
-        costs.append(user + after.children_system - before.children_system)
-    return min(costs)
+    """Processor time of the command; waiting for a busy machine is not counted."""
+    before = os.times()
+    run(*arguments)
+    after = os.times()
+    user = after.children_user - before.children_user
+    return user + after.children_system - before.children_system
 
 
 def test_the_probe_sees_a_heavy_import() -> None:
@@ -81,7 +82,10 @@ def test_help_loads_nothing_heavy() -> None:
 
 
 def test_help_takes_at_most_half_a_second() -> None:
-    assert cpu_seconds("-m", "surefoot", "--help") <= 0.5
+    """Or as much longer as the machine is slower at the moment; best of three, in turns."""
+    times = [(cpu_seconds("-m", "surefoot", "--help"), cpu_seconds("-c", YARDSTICK)) for _ in "123"]
+    taken, yardstick = map(min, zip(*times, strict=True))
+    assert taken <= 0.5 * max(1.0, yardstick / YARDSTICK_S)
 
 
 def test_sampling_params_do_not_bring_torch() -> None:

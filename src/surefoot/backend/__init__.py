@@ -26,29 +26,47 @@ def _cuda(bitwise: bool | None) -> Backend:
     return CudaBackend()
 
 
+def _npu(bitwise: bool | None) -> Backend:
+    from surefoot.backend.ascend.machine import ascend_backend
+
+    return ascend_backend(emulate=False)
+
+
+def _emulated(bitwise: bool | None) -> Backend:
+    from surefoot.backend.ascend.machine import ascend_backend
+
+    return ascend_backend(emulate=True)
+
+
 BACKENDS: Mapping[str, Callable[[bool | None], Backend]] = {
     "cpu": _cpu,
     "cuda": _cuda,
+    "npu": _npu,
     "reference": _reference,
 }
+EMULATIONS: Mapping[str, Callable[[bool | None], Backend]] = {"npu": _emulated}
+"""Devices whose operators can be run on the CPU."""
 
 
-def make_backend(device: str, bitwise: bool | None) -> Backend:
+def make_backend(device: str, bitwise: bool | None, *, emulate: bool = False) -> Backend:
     """The backend called `device`.
 
     Args:
         device: a key of BACKENDS, or "auto" for the fastest that is present.
         bitwise: True demands the bitwise mode, False forgoes it, None takes it where it exists.
+        emulate: run the operators of a device on the CPU; see EMULATIONS.
 
     Raises:
-        SettingError: the device is unknown or absent, or cannot be bitwise as demanded.
+        SettingError: the device is unknown or absent, or cannot do what is demanded.
     """
     name = _best() if device == "auto" else device
     if name not in BACKENDS:
         raise SettingError(
             "device", f"{device!r} is unknown; known are auto, {', '.join(BACKENDS)}"
         )
-    backend = BACKENDS[name](bitwise)
+    if emulate and name not in EMULATIONS:
+        raise SettingError("emulate", f"goes with device {', '.join(EMULATIONS)}, not {device!r}")
+    backend = (EMULATIONS if emulate else BACKENDS)[name](bitwise)
     if bitwise and not backend.capabilities.bitwise:
         raise SettingError(
             "bitwise", f"the backend {name!r} cannot promise it; leave it out or use cpu"

@@ -8,9 +8,9 @@ from torch import Tensor
 
 
 def rotary_angles(
-    positions: Tensor, frequencies: Tensor, factor: float, passing: int
+    frequencies: Tensor, factor: float, passing: int, positions: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """See Backend.angles."""
+    """See Backend.pack_angles."""
     angles = positions.double()[:, None] * frequencies.to(positions.device)
     cos = F.pad(angles.cos() * factor, (0, passing), value=1.0)
     sin = F.pad(angles.sin() * factor, (0, passing))

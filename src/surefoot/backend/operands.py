@@ -41,10 +41,35 @@ class RowLayout:
         """Tokens of this row in the step."""
         return self.starts[row + 1] - self.starts[row]
 
-    def most_entries(self, ratio: int) -> int:
-        """Entries of `ratio` tokens that the token with the longest history sees."""
-        stops = (first + self.length(row) for row, first in enumerate(self.first))
-        return max(stops, default=0) // ratio
+
+@dataclass(frozen=True)
+class CacheShape:
+    """What one part of a cache keeps.
+
+    Attributes:
+        kind: "paged", "ring" or "recurrent".
+        ratio: tokens of an entry; 1 but for some paged caches.
+        part: its name.
+        shape: of an entry, or of a state.
+    """
+
+    kind: str
+    ratio: int
+    part: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class LayoutBounds:
+    """What the layouts never exceed for which a step is recorded.
+
+    Attributes:
+        longest_table: pages of a row.
+        bounded: whether a row may have a `visible_from`.
+    """
+
+    longest_table: int
+    bounded: bool
 
 
 @dataclass(frozen=True)
@@ -71,13 +96,14 @@ class DeltaCaches:
     """One layer's checkpoint and the ring of inputs since then; S0 is the state at a block's start.
 
     The ring keeps for each position what later tokens of its block need: k, decay, beta, and
-    `error` = beta (v - exp(G) k S0), with G the sum of `decay` from the block's start up to and
-    including the position. So only new tokens ever read the state.
+    `value`, what the backend makes of v. Most keep the error beta (v - exp(G) k S0), with G the sum
+    of `decay` from the block's start up to and including the position, so that only new tokens ever
+    read the state; a backend whose operator wants v keeps v.
 
     Attributes:
         state: [rows, Hv, dk, dv] float32, the state before position block * floor(settled / block).
         k: [rows, capacity, Hk, dk]; column of position p is p % capacity, here and below.
-        error: [rows, capacity, Hv, dv].
+        value: [rows, capacity, Hv, dv].
         decay: [rows, capacity, Hv].
         beta: [rows, capacity, Hv].
         block: tokens of a block; at least the longest draft + 1.
@@ -85,7 +111,7 @@ class DeltaCaches:
 
     state: Tensor
     k: Tensor
-    error: Tensor
+    value: Tensor
     decay: Tensor
     beta: Tensor
     block: int
@@ -123,7 +149,7 @@ class Placing:
 
 @dataclass(frozen=True)
 class Compression:
-    """How windows of tokens become entries (the compressor of DeepSeek V4).
+    """How windows of tokens become entries (a compressor).
 
     Window w covers positions ratio * w to ratio * w + ratio - 1. A token's raw row holds values and
     then scores, each `size` numbers, or twice as many where windows overlap: the first half is read

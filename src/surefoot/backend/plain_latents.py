@@ -73,15 +73,14 @@ class PlainLatentRows:
         self, q: Tensor, weights: Tensor, pool: Tensor, ratio: int, count: int
     ) -> Tensor:
         """See RowOperators."""
-        most = min(count, self.layout.most_entries(ratio))
-        chosen = torch.full((q.shape[0], most), -1, dtype=torch.long, device=q.device)
+        chosen = torch.full((q.shape[0], count), -1, dtype=torch.long, device=q.device)
         for token in tokens_of(self.layout):
             heads, factors = q[token.place].float(), weights[token.place][:, None]
             scores = [heads.new_empty(0)]
             for keys in self._keys(pool, token, ratio):
                 alike = [(head * keys).sum(-1).relu() for head in heads]
                 scores.append((torch.stack(alike) * factors).sum(0))
-            order = torch.sort(torch.cat(scores), descending=True, stable=True).indices[:most]
+            order = torch.sort(torch.cat(scores), descending=True, stable=True).indices[:count]
             chosen[token.place, : len(order)] = order.sort().values
         return chosen
 

@@ -16,7 +16,15 @@ import torch
 from torch import Tensor
 
 from surefoot.backend.noise import NoiseKey
-from surefoot.backend.operands import DeltaCaches, Fold, RowLayout, StreamGates, Weight
+from surefoot.backend.operands import (
+    CacheShape,
+    DeltaCaches,
+    Fold,
+    LayoutBounds,
+    RowLayout,
+    StreamGates,
+    Weight,
+)
 from surefoot.backend.row_operators import RowOperators
 
 UNCHOSEN = -1
@@ -36,7 +44,11 @@ class Capabilities:
         dtypes: element types its operators take, best first.
         page_tokens: default page size in tokens.
         max_draft_tokens: longest draft that one verify row may carry.
-        capture: whether steps can be recorded and replayed.
+        recordings: how many recorded steps it can hold; 0 if it cannot record any.
+        host_lengths: its attention takes lengths from the host, so that a step cannot be replayed
+            before the accepted counts of the last one are known there.
+        ordered_entries: among equal scores `choose_entries` takes the lowest index.
+        composed: operators for which the device has none, made of several.
         int8: whether it packs weights in int8.
     """
 
@@ -45,7 +57,10 @@ class Capabilities:
     dtypes: tuple[str, ...]
     page_tokens: int
     max_draft_tokens: int
-    capture: bool
+    recordings: int
+    host_lengths: bool = False
+    ordered_entries: bool = True
+    composed: tuple[str, ...] = ()
     int8: bool = False
 
 
@@ -78,6 +93,19 @@ class Linear(Protocol):
         ...
 
 
+class Recording(Protocol):
+    """Work that was recorded once and can be done again."""
+
+    @property
+    def outputs(self) -> Sequence[Tensor]:
+        """What the work returned; every replay writes the same tensors."""
+        ...
+
+    def replay(self, layout: RowLayout) -> None:
+        """Do it again for a step of as many rows and tokens that lie elsewhere."""
+        ...
+
+
 class Backend(Protocol):
     """A device: packs weights, computes rows, and prepares what belongs to one step."""
 
@@ -97,6 +125,14 @@ class Backend(Protocol):
 
     def free_memory(self) -> int:
         """Bytes that could be allocated on the device now."""
+        ...
+
+    def check_caches(self, caches: Sequence[CacheShape], page_tokens: int) -> None:
+        """Refuse caches that the operators cannot work on; called when the plan is made.
+
+        Raises:
+            SettingError: it says which limit, and what came.
+        """
         ...
 
     def pack_linear(self, weight: Weight, bias: Tensor | None) -> Linear:
@@ -146,6 +182,26 @@ class Backend(Protocol):
 
     def rows(self, layout: RowLayout) -> RowOperators:
         """Prepare the cache writes and attention of one step."""
+        ...
+
+    def record(
+        self,
+        layout: RowLayout,
+        bounds: LayoutBounds,
+        inputs: Sequence[Tensor],
+        work: Callable[[RowOperators], Sequence[Tensor]],
+    ) -> Recording:
+        """Record work on the rows of a step; what it computes now need not be kept.
+
+        Args:
+            layout: of a step of padding alone.
+            bounds: of the layouts to come.
+            inputs: the tensors that are filled anew before each replay.
+            work: may read those, caches, weights and these rows, and nothing else.
+
+        Raises:
+            NotImplementedError: `capabilities.recordings` is 0.
+        """
         ...
 
     def pack_experts(self, gate_up: Weight, down: Weight, limit: float = math.inf) -> Experts:
@@ -235,7 +291,7 @@ class Backend(Protocol):
 
     def choose(
         self, scores: Tensor, temperatures: Sequence[float], keys: Sequence[NoiseKey]
-    ) -> list[int]:
+    ) -> Tensor:
         """In each row the token with the highest (score - peak) / temperature + noise.
 
         The noise is that of `backend.noise`, bit for bit, and each operation rounds to float32; so
@@ -247,8 +303,13 @@ class Backend(Protocol):
             keys: of the R rows' noise.
 
         Returns:
-            R token ids, the lowest among equals; UNCHOSEN where the highest score is not finite.
+            [R] int64 token ids on the device, the lowest among equals; UNCHOSEN where the highest
+            score is not finite.
         """
+        ...
+
+    def read(self, numbers: Tensor) -> list[int]:
+        """Bring int64 numbers [n] to the host; the one place that waits for the device."""
         ...
 
     def clean(self, entries: Tensor, tokens: Tensor) -> None:
@@ -260,20 +321,19 @@ class Backend(Protocol):
         """
         ...
 
-    def angles(
-        self, positions: Tensor, frequencies: Tensor, factor: float, passing: int
-    ) -> tuple[Tensor, Tensor]:
-        """Cosines and sines as `rotary` takes them, computed in float64.
+    def pack_angles(
+        self, frequencies: Tensor, factor: float, passing: int
+    ) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        """Prepare cosines and sines by position, as `rotary` takes them.
 
         Args:
-            positions: [T] int64.
             frequencies: [n] float64, radians per position.
             factor: multiplies both.
             passing: pairs after the n that turn by nothing and are not multiplied.
 
         Returns:
-            cos and sin, each [T, 1, D] float32 with D = 2 (n + passing): exact to their last bits
-            at a million positions.
+            A map from positions [T] int64 to cos and sin, each [T, 1, D] float32 with
+            D = 2 (n + passing); at a million positions they are off by less than 2^-21 factor.
         """
         ...
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import psutil
 import torch
@@ -24,6 +25,7 @@ from surefoot.backend.protocol import UNCHOSEN, Capabilities, Experts, Linear
 from surefoot.backend.reference_delta import fold_block
 from surefoot.backend.reference_rows import ReferenceRows
 from surefoot.backend.row_operators import RowOperators
+from surefoot.backend.unrecorded import Unrecorded
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class ReferenceExperts:
         return out
 
 
-class ReferenceBackend(PlainStreams, PlainRouters):
+class ReferenceBackend(PlainStreams, PlainRouters, Unrecorded):
     """All operators in float32 on the CPU."""
 
     def __init__(self) -> None:
@@ -84,7 +86,7 @@ class ReferenceBackend(PlainStreams, PlainRouters):
             dtypes=("float32",),
             page_tokens=16,
             max_draft_tokens=64,
-            capture=False,
+            recordings=0,
             int8=True,
         )
         self.device = torch.device("cpu")
@@ -147,7 +149,7 @@ class ReferenceBackend(PlainStreams, PlainRouters):
 
     def choose(
         self, scores: Tensor, temperatures: Sequence[float], keys: Sequence[NoiseKey]
-    ) -> list[int]:
+    ) -> Tensor:
         """See Backend."""
         tokens = []
         for row, temperature, key in zip(scores, temperatures, keys, strict=True):
@@ -157,17 +159,22 @@ class ReferenceBackend(PlainStreams, PlainRouters):
                 noise = NoiseField(len(row), self.device).gumbel(key)
                 totals = temper(totals, peak[None], [temperature]) + noise
             tokens.append(int(argmax_rows(totals)) if peak.isfinite() else UNCHOSEN)
-        return tokens
+        return torch.tensor(tokens, dtype=torch.long)
+
+    def read(self, numbers: Tensor) -> list[int]:
+        """See Backend."""
+        values: list[int] = numbers.tolist()
+        return values
 
     def clean(self, entries: Tensor, tokens: Tensor) -> None:
         """See Backend."""
         entries[tokens] = torch.where(entries[tokens].isfinite(), entries[tokens], 0.0)
 
-    def angles(
-        self, positions: Tensor, frequencies: Tensor, factor: float, passing: int
-    ) -> tuple[Tensor, Tensor]:
+    def pack_angles(
+        self, frequencies: Tensor, factor: float, passing: int
+    ) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         """See Backend."""
-        return rotary_angles(positions, frequencies, factor, passing)
+        return partial(rotary_angles, frequencies, factor, passing)
 
     def gate(self, x: Tensor, gate: Tensor) -> Tensor:
         """See Backend."""

@@ -103,7 +103,7 @@ def _delta_row(
     for token, error in new[-capacity:]:
         column = (token - layout.starts[row] + first) % capacity
         caches.k[slot, column] = inputs.k[token]
-        caches.error[slot, column] = error
+        caches.value[slot, column] = error
         caches.decay[slot, column] = inputs.decay[token]
         caches.beta[slot, column] = inputs.beta[token]
 
@@ -112,7 +112,7 @@ def _stored(caches: DeltaCaches, slot: int, position: int, group: int) -> Entry:
     column = position % caches.k.shape[1]
     return Entry(
         caches.k[slot, column].repeat_interleave(group, 0),
-        caches.error[slot, column],
+        caches.value[slot, column],
         caches.decay[slot, column],
         caches.beta[slot, column],
     )
@@ -120,7 +120,7 @@ def _stored(caches: DeltaCaches, slot: int, position: int, group: int) -> Entry:
 
 def fold_block(caches: DeltaCaches, fold: Fold) -> None:
     """Move one checkpoint on by one block; see Backend.fold_delta."""
-    group = caches.error.shape[2] // caches.k.shape[2]
+    group = caches.value.shape[2] // caches.k.shape[2]
     replay = Replay(caches.state[fold.slot])
     for position in range(fold.base, fold.base + caches.block):
         entry = _stored(caches, fold.slot, position, group)

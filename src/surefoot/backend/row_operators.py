@@ -150,7 +150,7 @@ class RowOperators(Protocol):
     def choose_entries(
         self, q: Tensor, weights: Tensor, pool: Tensor, ratio: int, count: int
     ) -> Tensor:
-        """The entries that matter most to each token (the lightning indexer of DeepSeek V4).
+        """The entries that matter most to each token (a lightning indexer).
 
         Args:
             q: [T, H, D].
@@ -160,10 +160,9 @@ class RowOperators(Protocol):
             count: most entries a token.
 
         Returns:
-            [T, n] int64, n = min(count, entries that any token of the step can see): of the entries
-            that a token can see those with the greatest sum of weight * relu(q . key) over heads,
-            the lowest index among equals; ascending, then -1. What becomes of scores that are not
-            numbers is open.
+            [T, count] int64: of the entries that a token can see those with the greatest sum of
+            weight * relu(q . key) over heads, the lowest index among equals; ascending, then -1.
+            What becomes of scores that are not numbers is open.
         """
         ...
 

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from surefoot.backend.order import temper
 from surefoot.backend.protocol import LEAST_TEMPERATURE
+from surefoot.capture import EAGER
 from surefoot.checking.report import Difference
 from surefoot.engine.engine import Engine
-from surefoot.engine.runner import EagerForward
+from surefoot.engine.runner import ModelForward
 from surefoot.params import SamplingParams
 from surefoot.request import Request
 from surefoot.sample.choose import scores
@@ -85,7 +86,7 @@ class NearTies:
         assert lease is not None, "the plain engine is idle and has room for one request"
         parts.pools.apply(parts.ledger.take_work())
         row = Row(tokens, 0, len(tokens), lease.pages, lease.slot, 0, 1, 0)
-        forward = EagerForward(target.model, parts.pools, target.backend)
+        forward = ModelForward(target.model, parts.pools, target.backend, EAGER)
         _, logits = forward(Step.of([row], parts.plan.page_tokens))
         parts.ledger.release(lease, tokens, publish=False)
         return logits[0].cpu()

@@ -96,7 +96,10 @@ class Engines:
         return engine.submit(tokens, ask.params(tokens, self.amount.new_tokens_of(ask)))[0]
 
     def plain(self, batch: int) -> Engine:
-        """No drafter, no prefix cache, every prompt in one piece, `batch` requests at a time."""
+        """No drafter, no prefix cache, nothing replayed, every prompt in one piece.
+
+        `batch` requests are computed at a time.
+        """
         config = replace(
             self._config,
             drafter=PLAIN,
@@ -106,6 +109,7 @@ class Engines:
             max_step_tokens=self.longest + batch - 1,
             prefill_chunk=self.longest,
             prefix_cache=False,
+            capture=False,
         )
         return Engine(self.models.target, config)
 

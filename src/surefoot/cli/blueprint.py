@@ -227,7 +227,7 @@ def draw(model: str, configs: Sequence[EngineConfig], progress: Progress) -> Blu
         SettingError: the model is not found or not supported, or the settings do not suit it.
     """
     first = configs[0]
-    backend = make_backend(first.device, first.bitwise)
+    backend = make_backend(first.device, first.bitwise, emulate=first.emulate)
     dtype = dtype_for(backend, first.dtype)
     target = _unloaded(model, first, backend, dtype, progress)
     drafters = {config: resolve_drafter(target, config) for config in configs}

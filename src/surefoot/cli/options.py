@@ -108,7 +108,9 @@ class EngineOptions:
         str | None, flag(_ENGINE["quantization"], metavar="|".join(QUANTIZATIONS))
     ] = None
     device: Annotated[str | None, flag(_ENGINE["device"], _DEFAULTS.device)] = None
+    emulate: Annotated[bool | None, switch(_ENGINE["emulate"])] = None
     bitwise: Annotated[bool | None, switch(_ENGINE["bitwise"], off=("--no-bitwise",))] = None
+    capture: Annotated[bool | None, switch(_ENGINE["capture"], off=("--no-capture",))] = None
     memory: Annotated[
         int | None, flag(f"{_ENGINE['memory']} 512MiB and 2GB are understood.", convert=size)
     ] = None

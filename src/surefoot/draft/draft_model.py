@@ -11,8 +11,10 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from surefoot.backend.protocol import UNCHOSEN, Backend
+from surefoot.backend.protocol import Backend
+from surefoot.capture import Capture, Computed, RowKind
 from surefoot.draft.drafter import CommittedRow, DraftRow
+from surefoot.draft.guesses import Guessed, Guesses
 from surefoot.ids import RequestId
 from surefoot.model.model import Model
 from surefoot.sample.choose import try_choose
@@ -20,7 +22,7 @@ from surefoot.sample.context import Contexts
 from surefoot.state.ledger import Clear, Lease, Work
 from surefoot.state.pool import Pools
 from surefoot.state.spec import recurrent_block
-from surefoot.step import Row, Step, fold_due
+from surefoot.step import NO_GUESSES, Batch, Row, Step, fold_due
 
 
 class ModelDrafter:
@@ -28,8 +30,11 @@ class ModelDrafter:
 
     name = "draft-model"
 
-    def __init__(self, model: Model, pools: Pools, backend: Backend, page_tokens: int) -> None:
+    def __init__(
+        self, model: Model, pools: Pools, backend: Backend, page_tokens: int, capture: Capture
+    ) -> None:
         """Draft with `model`, whose caches lie in `pools`."""
+        self._forward = capture.call(self._pass, backend, RowKind(1, 0, bounded=True))
         self._model = model
         self._pools = pools
         self._backend = backend
@@ -42,33 +47,38 @@ class ModelDrafter:
         self._pools.apply(work)
 
     @torch.inference_mode()
-    def propose(self, rows: Sequence[DraftRow]) -> list[list[int]]:
+    def propose(self, rows: Sequence[DraftRow]) -> Sequence[Sequence[int]]:
         """See Drafter: pass i extends every draft that wants more than i tokens."""
-        drafts: list[list[int]] = [[] for _ in rows]
+        guesses = Guesses(self._backend)
+        drafts = [Guessed(guesses, []) for _ in rows]
         self._start(row.lease for row in rows)
         for depth in range(max((row.limit for row in rows), default=0)):
-            active = [i for i, row in enumerate(rows) if row.limit > depth == len(drafts[i])]
-            if not active:
-                break
+            active = [i for i, row in enumerate(rows) if row.limit > depth]
             self._extend([rows[i] for i in active], [drafts[i] for i in active])
         return drafts
 
-    def _extend(self, rows: Sequence[DraftRow], drafts: Sequence[list[int]]) -> None:
-        """Append one token to each draft that goes on."""
-        steps, contexts = [], []
+    def _extend(self, rows: Sequence[DraftRow], drafts: Sequence[Guessed]) -> None:
+        """Append one token to each draft."""
+        steps, contexts, last = [], [], []
         for row, draft in zip(rows, drafts, strict=True):
-            start = row.lease.drafted
-            steps.append(_row(row.lease, [*row.request.tokens, *draft][start:], start, 1))
+            tokens, start = row.request.tokens, row.lease.drafted
+            missing = len(tokens) + len(draft) - start
+            known = tokens[start:]
+            steps.append(_row(row.lease, known, start, 1, missing - len(known)))
+            last += draft.places[len(draft) - (missing - len(known)) :]
             contexts.append(self._contexts.after(row.request, draft))
-        batch = Step.of(steps, self._page_tokens).build(self._backend)
-        hidden = self._model.forward(batch, self._pools)
+        guesses = drafts[0].guesses
+        given = guesses.at(last) if last else NO_GUESSES
+        computed = self._forward(Step.of(steps, self._page_tokens, given))
         for row, draft in zip(rows, drafts, strict=True):
             row.lease.drafted = len(row.request.tokens) + len(draft)
-        logits = self._model.logits(hidden[batch.wanted])
-        chosen = try_choose(logits, contexts, self._backend)
-        for draft, token in zip(drafts, chosen, strict=True):
-            if token != UNCHOSEN:
-                draft.append(token)
+        places = guesses.add(try_choose(computed.logits, contexts, self._backend))
+        for draft, place in zip(drafts, places, strict=True):
+            draft.places.append(place)
+
+    def _pass(self, batch: Batch, _: Sequence[Tensor]) -> Computed:
+        hidden = self._model.forward(batch, self._pools)
+        return Computed(hidden, self._model.logits(hidden[batch.wanted]))
 
     @torch.inference_mode()
     def observe(self, rows: Sequence[CommittedRow], hidden: Tensor) -> None:
@@ -109,7 +119,7 @@ class ModelDrafter:
             )
             for row in late
         ]
-        self._model.forward(Step.of(steps, self._page_tokens).build(self._backend), self._pools)
+        self._forward(Step.of(steps, self._page_tokens))
         for row in late:
             row.lease.drafted = row.lease.computed
 
@@ -128,7 +138,7 @@ class ModelDrafter:
         self._contexts.forget(request)
 
 
-def _row(lease: Lease, tokens: Sequence[int], first: int, wanted: int) -> Row:
+def _row(lease: Lease, tokens: Sequence[int], first: int, wanted: int, guessed: int = 0) -> Row:
     return Row(
         tokens=tokens,
         first=first,
@@ -138,4 +148,5 @@ def _row(lease: Lease, tokens: Sequence[int], first: int, wanted: int) -> Row:
         visible_from=lease.draft_from,
         wanted=wanted,
         settled=min(first, lease.computed + 1),
+        guessed=guessed,
     )

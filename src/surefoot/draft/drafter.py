@@ -68,8 +68,11 @@ class Drafter(Protocol):
         """
         ...
 
-    def propose(self, rows: Sequence[DraftRow]) -> list[list[int]]:
-        """Guess what follows each row: at most `limit` tokens each, none is fine."""
+    def propose(self, rows: Sequence[DraftRow]) -> Sequence[Sequence[int]]:
+        """Guess what follows each row: at most `limit` tokens each, none is fine.
+
+        A draft is a list of tokens, or a `Guessed` of tokens that the host does not know.
+        """
         ...
 
     def observe(self, rows: Sequence[CommittedRow], hidden: Tensor) -> None:
@@ -94,7 +97,7 @@ class NoDrafter:
     def prepare(self, work: Work) -> None:
         """Nothing to do."""
 
-    def propose(self, rows: Sequence[DraftRow]) -> list[list[int]]:
+    def propose(self, rows: Sequence[DraftRow]) -> Sequence[Sequence[int]]:
         """No tokens."""
         return [[] for _ in rows]
 

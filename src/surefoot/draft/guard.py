@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from torch import Tensor
 
 from surefoot.draft.drafter import CommittedRow, Drafter, DraftRow
+from surefoot.draft.guesses import Guessed
 from surefoot.ids import RequestId
 from surefoot.state.ledger import Lease, Work
 
@@ -61,9 +62,9 @@ class GuardedDrafter:
             self._drafter.prepare(self._undone[0])
             self._undone.popleft()
 
-    def propose(self, rows: Sequence[DraftRow]) -> list[list[int]]:
+    def propose(self, rows: Sequence[DraftRow]) -> Sequence[Sequence[int]]:
         """See Drafter; every draft that comes back is legal."""
-        drafts: list[list[int]] = []
+        drafts: list[Sequence[int]] = []
 
         def call() -> None:
             drafts.extend(self._drafter.propose(rows))
@@ -89,8 +90,10 @@ class GuardedDrafter:
         """Whether the call went through; none does before all is prepared."""
         return not self._undone and self._try(act, call)
 
-    def _legal(self, draft: object, row: DraftRow) -> list[int]:
-        """The longest usable beginning of a draft."""
+    def _legal(self, draft: object, row: DraftRow) -> Sequence[int]:
+        """The longest usable beginning of a draft; what was chosen on the device is in range."""
+        if isinstance(draft, Guessed):
+            return draft[: row.limit]
         if not isinstance(draft, list):
             self._fail("propose", f"a draft of type {type(draft).__name__}")
             return []

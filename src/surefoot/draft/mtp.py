@@ -19,14 +19,17 @@ pages: the hidden state of each page's last token.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from surefoot.backend.protocol import UNCHOSEN, Backend
+from surefoot.backend.protocol import Backend
+from surefoot.capture import Capture, Computed, RowKind
 from surefoot.draft.drafter import CommittedRow, DraftRow
+from surefoot.draft.guesses import Guessed, Guesses
 from surefoot.ids import RequestId
 from surefoot.model.model import Description, DraftHead
 from surefoot.sample.choose import try_choose
@@ -35,7 +38,7 @@ from surefoot.state.ledger import Lease, Work
 from surefoot.state.plan import MemoryPlan
 from surefoot.state.pool import Pools
 from surefoot.state.spec import CacheSpec, Paged, Part, Ring
-from surefoot.step import Row, Step
+from surefoot.step import Batch, Row, Step
 
 _BOUNDARY, _RECENT, _STATE = "draft.boundary", "draft.recent", "hidden"
 
@@ -69,11 +72,16 @@ class MtpDrafter:
         pools: Pools,
         backend: Backend,
         plan: MemoryPlan,
+        capture: Capture,
     ) -> None:
         """Draft with `head`, the head of the model that `description` tells of.
 
         `pools` were made by `plan` and hold what `mtp_caches` names.
         """
+        self._draft = capture.call(self._draft_pass, backend, RowKind(1, 0, bounded=True))
+        self._catch_up = capture.call(
+            self._catch_up_pass, backend, RowKind(0, 1, bounded=True), plan.page_tokens
+        )
         self._head, self._pools, self._backend = head, pools, backend
         self._shape, self._page_tokens = description.hidden_shape, plan.page_tokens
         self._contexts = Contexts(description.vocab_size, backend.device)
@@ -94,20 +102,19 @@ class MtpDrafter:
         self._kept.pop(request, None)
 
     @torch.inference_mode()
-    def propose(self, rows: Sequence[DraftRow]) -> list[list[int]]:
+    def propose(self, rows: Sequence[DraftRow]) -> Sequence[Sequence[int]]:
         """See Drafter: pass i extends every draft that wants more than i tokens."""
         self._resume([row for row in rows if row.lease.computed == row.lease.cached])
-        drafts: list[list[int]] = [[] for _ in rows]
+        guesses = Guesses(self._backend)
+        drafts = [Guessed(guesses, []) for _ in rows]
         able = [i for i, row in enumerate(rows) if self._can_draft(row)]
         if not able:
             return drafts
         hidden = self._first_pass([rows[i] for i in able], [drafts[i] for i in able])
         for depth in range(1, max(rows[i].limit for i in able)):
-            kept = [p for p, i in enumerate(able) if rows[i].limit > depth == len(drafts[i])]
-            if not kept:
-                break
+            kept = [place for place, i in enumerate(able) if rows[i].limit > depth]
             if len(kept) < len(able):
-                able, hidden = [able[place] for place in kept], hidden[kept]
+                able, hidden = [able[place] for place in kept], hidden[self._indices(kept)]
             hidden = self._next_pass([rows[i] for i in able], [drafts[i] for i in able], hidden)
         return drafts
 
@@ -117,7 +124,7 @@ class MtpDrafter:
         known = self._kept.get(row.request.id) == lease.computed
         return known and lease.computed >= max(1, lease.draft_from)
 
-    def _first_pass(self, rows: Sequence[DraftRow], drafts: Sequence[list[int]]) -> Tensor:
+    def _first_pass(self, rows: Sequence[DraftRow], drafts: Sequence[Guessed]) -> Tensor:
         """Compute the entries that are missing up to the bonus token's, and guess what follows."""
         steps: list[Row] = []
         sources: list[int] = []
@@ -126,37 +133,45 @@ class MtpDrafter:
             begin = _next_entry(lease)
             steps.append(_row(lease, row.request.tokens[begin:], begin, wanted=1))
             sources += self._columns_of(lease, range(begin - 1, lease.computed))
-        batch = Step.of(steps, self._page_tokens).build(self._backend)
-        hidden = self._head.enter(self._shaped(self._picked(self._recent, sources)))
-        hidden = self._head.forward(batch, hidden, self._pools)[batch.wanted]
+        entered = self._head.enter(self._shaped(self._picked(self._recent, sources)))
+        computed = self._draft(Step.of(steps, self._page_tokens), entered)
         for row in rows:
             row.lease.drafted = row.lease.computed + 1
-        self._choose(rows, drafts, hidden)
-        return hidden
+        self._choose(rows, drafts, computed.logits)
+        ends = itertools.accumulate(step.count for step in steps)
+        return self._picked(computed.hidden, [end - 1 for end in ends])
 
     def _next_pass(
-        self, rows: Sequence[DraftRow], drafts: Sequence[list[int]], hidden: Tensor
+        self, rows: Sequence[DraftRow], drafts: Sequence[Guessed], hidden: Tensor
     ) -> Tensor:
         """Feed the last guesses and the head's own states [rows, ...], and guess again."""
         steps = [
-            _row(row.lease, draft[-1:], row.lease.computed + len(draft), wanted=1)
+            _row(row.lease, [], row.lease.computed + len(draft), wanted=1, guessed=1)
             for row, draft in zip(rows, drafts, strict=True)
         ]
-        batch = Step.of(steps, self._page_tokens).build(self._backend)
-        hidden = self._head.forward(batch, hidden, self._pools)
-        self._choose(rows, drafts, hidden)
-        return hidden
+        last = drafts[0].guesses.at([draft.places[-1] for draft in drafts])
+        computed = self._draft(Step.of(steps, self._page_tokens, last), hidden)
+        self._choose(rows, drafts, computed.logits)
+        return computed.hidden
 
-    def _choose(
-        self, rows: Sequence[DraftRow], drafts: Sequence[list[int]], hidden: Tensor
-    ) -> None:
-        """Append one token to each draft that goes on."""
+    def _choose(self, rows: Sequence[DraftRow], drafts: Sequence[Guessed], logits: Tensor) -> None:
+        """Append one token to each draft."""
         pairs = zip(rows, drafts, strict=True)
         contexts = [self._contexts.after(row.request, draft) for row, draft in pairs]
-        chosen = try_choose(self._head.logits(hidden), contexts, self._backend)
-        for draft, token in zip(drafts, chosen, strict=True):
-            if token != UNCHOSEN:
-                draft.append(token)
+        places = drafts[0].guesses.add(try_choose(logits, contexts, self._backend))
+        for draft, place in zip(drafts, places, strict=True):
+            draft.places.append(place)
+
+    def _draft_pass(self, batch: Batch, inputs: Sequence[Tensor]) -> Computed:
+        """Entries in full and logits at the wanted tokens, for states [T, ...] before each."""
+        hidden = self._head.forward(batch, inputs[0], self._pools)
+        wanted = hidden if len(batch.wanted) == len(hidden) else hidden[batch.wanted]
+        return Computed(hidden, self._head.logits(wanted))
+
+    def _catch_up_pass(self, batch: Batch, inputs: Sequence[Tensor]) -> Computed:
+        """Entries of known tokens and nothing else."""
+        self._head.catch_up(batch, inputs[0], self._pools)
+        return Computed(inputs[0], inputs[0])
 
     @torch.inference_mode()
     def observe(self, rows: Sequence[CommittedRow], hidden: Tensor) -> None:
@@ -188,12 +203,12 @@ class MtpDrafter:
             sources += self._columns_of(lease, range(begin - 1, row.first))
             before = kept + row.offset - row.first
             sources += range(before + max(begin - 1, row.first), before + lease.computed - 1)
-        needed = torch.tensor(sources, device=flat.device)
-        old = needed < kept
-        states = flat[(needed - kept).clamp(min=0)]
-        states[old] = self._recent[needed[old]]
-        batch = Step.of(steps, self._page_tokens).build(self._backend)
-        self._head.catch_up(batch, self._head.enter(self._shaped(states)), self._pools)
+        old = [place for place, source in enumerate(sources) if source < kept]
+        states = self._picked(flat, [max(0, source - kept) for source in sources])
+        if old:
+            kept_states = self._picked(self._recent, [sources[place] for place in old])
+            states = states.index_copy(0, self._indices(old), kept_states)
+        self._catch_up(Step.of(steps, self._page_tokens), self._head.enter(self._shaped(states)))
         for row in rows:
             row.lease.drafted = row.lease.computed
 
@@ -255,7 +270,7 @@ def _next_entry(lease: Lease) -> int:
     return max(1, lease.drafted, lease.draft_from)
 
 
-def _row(lease: Lease, tokens: Sequence[int], first: int, *, wanted: int) -> Row:
+def _row(lease: Lease, tokens: Sequence[int], first: int, *, wanted: int, guessed: int = 0) -> Row:
     return Row(
         tokens=tokens,
         first=first,
@@ -265,4 +280,5 @@ def _row(lease: Lease, tokens: Sequence[int], first: int, *, wanted: int) -> Row
         visible_from=max(1, lease.draft_from),
         wanted=wanted,
         settled=min(first, lease.computed + 1),
+        guessed=guessed,
     )

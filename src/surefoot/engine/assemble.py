@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from surefoot.backend.operands import CacheShape
+from surefoot.capture import EAGER, Capture
 from surefoot.config import AUTO_DRAFT_TOKENS, EngineConfig
 from surefoot.draft.depth import AutoDepth, CostCurve, Depth, FixedDepth
 from surefoot.draft.draft_model import ModelDrafter
@@ -18,13 +20,13 @@ from surefoot.draft.plugins import DrafterSetting, make_plugin
 from surefoot.engine.calibrate import measure_steps
 from surefoot.engine.loop import Loop
 from surefoot.engine.models import LoadedModel
-from surefoot.engine.runner import EagerForward, Forward, ModelRunner
+from surefoot.engine.runner import Forward, ModelForward, ModelRunner
 from surefoot.engine.scheduler import Scheduler, SchedulerLimits
 from surefoot.errors import MemoryPlanError, SettingError
 from surefoot.state.ledger import Ledger, LedgerLimits
 from surefoot.state.plan import MemoryPlan, plan_memory
 from surefoot.state.pool import Pools
-from surefoot.state.spec import CacheSpec, page_unit, recurrent_block
+from surefoot.state.spec import CacheSpec, Paged, Recurrent, page_unit, recurrent_block
 
 _LEAST_CONTEXT = 256
 
@@ -119,6 +121,7 @@ def assemble(
     caches = target.model.description.caches
     own = drafter_caches(name, config, target, draft)
     plan, length = make_plan([*caches, *own], config, target, depth)
+    target.backend.check_caches(_shapes([*caches, *own]), plan.page_tokens)
     pools = Pools(caches, plan, target.backend.device)
     ledger = Ledger(
         LedgerLimits(
@@ -134,16 +137,45 @@ def assemble(
     limits = SchedulerLimits(config.max_rows, config.max_step_tokens, config.prefill_chunk)
     scheduler = Scheduler(ledger, limits)
     vocab = target.model.description.vocab_size
-    forward = EagerForward(target.model, pools, target.backend)
+    capture = _capture(name, config, target, plan, length)
+    forward = ModelForward(target.model, pools, target.backend, capture)
     if drafter is None:
+        parts = _DrafterParts(target, draft, own, plan, capture)
         setting = DrafterSetting(vocab, plan.page_tokens, length)
-        drafter = _drafter(name, config, setting, _DrafterParts(target, draft, own, plan))
+        drafter = _drafter(name, config, setting, parts)
     guarded = drafter if isinstance(drafter, NoDrafter) else GuardedDrafter(drafter, vocab)
     block = recurrent_block(caches)
     runner = ModelRunner(forward, pools, target.backend, vocab, plan.page_tokens, block)
     policy = _depth(name, config, forward, plan)
     loop = Loop(ledger, scheduler, runner, guarded, policy)
     return Assembly(loop, ledger, scheduler, plan, pools, guarded, length)
+
+
+def _shapes(specs: Sequence[CacheSpec]) -> list[CacheShape]:
+    """What the backend has to work on."""
+    shapes: list[CacheShape] = []
+    for spec in specs:
+        ratio = spec.ratio if isinstance(spec, Paged) else 1
+        kind = type(spec).__name__.lower()
+        parts = spec.state if isinstance(spec, Recurrent) else spec.parts
+        shapes += [CacheShape(kind, ratio, part.name, part.shape) for part in parts]
+    return shapes
+
+
+def _capture(
+    name: str, config: EngineConfig, target: LoadedModel, plan: MemoryPlan, length: int
+) -> Capture:
+    """What may be captured; target and drafter share what the device can hold."""
+    if not config.capture:
+        return EAGER
+    longest = -(-(length + plan.draft_tokens + 1) // plan.page_tokens)
+    calls = _CALLS.get(name, 1)
+    most = target.backend.capabilities.recordings // calls
+    return Capture(config.max_rows, plan.draft_tokens + 1, longest, most)
+
+
+_CALLS = {"mtp": 3, "draft-model": 2}
+"""Calls that are captured, the target's included, by drafter."""
 
 
 def drafter_caches(
@@ -174,17 +206,20 @@ class _DrafterParts:
     draft: LoadedModel | None
     caches: Sequence[CacheSpec]
     plan: MemoryPlan
+    capture: Capture
 
     def mtp(self) -> MtpDrafter:
         model, backend = self.target.model, self.target.backend
         assert model.draft_head is not None, "a model describes a draft head only if it has one"
         pools = Pools(self.caches, self.plan, backend.device)
-        return MtpDrafter(model.draft_head, model.description, pools, backend, self.plan)
+        head, description = model.draft_head, model.description
+        return MtpDrafter(head, description, pools, backend, self.plan, self.capture)
 
     def draft_model(self) -> ModelDrafter:
         assert self.draft is not None, "a draft model is loaded before its engine is assembled"
-        pools = Pools(self.caches, self.plan, self.draft.backend.device)
-        return ModelDrafter(self.draft.model, pools, self.draft.backend, self.plan.page_tokens)
+        model, backend = self.draft.model, self.draft.backend
+        pools = Pools(self.caches, self.plan, backend.device)
+        return ModelDrafter(model, pools, backend, self.plan.page_tokens, self.capture)
 
 
 def _drafter(

@@ -79,7 +79,7 @@ def load(name: str, config: EngineConfig, progress: Progress = silent) -> Loaded
         ModelError: not found, damaged, or not supported; the message says which.
         SettingError: device or dtype cannot be had.
     """
-    backend = make_backend(config.device, config.bitwise)
+    backend = make_backend(config.device, config.bitwise, emulate=config.emulate)
     backend.prepare(progress)
     if config.threads is not None:
         torch.set_num_threads(config.threads)

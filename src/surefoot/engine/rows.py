@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from surefoot.request import FinishReason, Request
@@ -19,7 +20,7 @@ class PlannedRow:
         count: known tokens to compute.
         final: whether they reach the last known token, so that a new token is chosen.
         depth: most drafted tokens.
-        drafts: what the drafter proposed.
+        drafts: what the drafter proposed; the host may not know the tokens yet.
     """
 
     request: Request
@@ -28,7 +29,7 @@ class PlannedRow:
     count: int
     final: bool
     depth: int = 0
-    drafts: list[int] = field(default_factory=list)
+    drafts: Sequence[int] = ()
 
 
 @dataclass(slots=True)

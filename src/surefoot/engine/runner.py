@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from surefoot.backend.operands import Fold
 from surefoot.backend.protocol import Backend
+from surefoot.capture import Capture, Computed, RowKind
+from surefoot.draft.guesses import Guessed, Guesses
 from surefoot.engine.rows import PlannedRow, RowResult
 from surefoot.ids import RequestId
 from surefoot.model.model import Model
@@ -19,7 +22,7 @@ from surefoot.sample.context import Contexts
 from surefoot.sample.logprobs import top_logprobs
 from surefoot.state.ledger import Work
 from surefoot.state.pool import Pools
-from surefoot.step import Row, Step, fold_due
+from surefoot.step import NO_GUESSES, Batch, Row, Step, fold_due
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +59,10 @@ class Runner(Protocol):
 
 
 class Forward(Protocol):
-    """Executes a step's forward pass. Eager here; a recorded form can take its place."""
+    """Executes a step's forward pass."""
 
-    def __call__(self, step: Step) -> tuple[Tensor, Tensor]:
-        """Hidden states [T, hidden] and the logits [R, V] at the wanted tokens."""
+    def __call__(self, step: Step) -> Computed:
+        """Hidden states and logits."""
         ...
 
     def fold(self, folds: Sequence[Fold]) -> None:
@@ -67,24 +70,26 @@ class Forward(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class EagerForward:
-    """Runs the model's operators one by one."""
+class ModelForward:
+    """Runs a model over its caches, eagerly or by replaying what was captured."""
 
-    model: Model
-    pools: Pools
-    backend: Backend
+    def __init__(self, model: Model, pools: Pools, backend: Backend, capture: Capture) -> None:
+        """Run `model`, whose caches are `pools`."""
+        self._model, self._pools = model, pools
+        self._call = capture.call(self._pass, backend, RowKind(capture.widest, 1, bounded=False))
 
-    def __call__(self, step: Step) -> tuple[Tensor, Tensor]:
+    def __call__(self, step: Step) -> Computed:
         """See Forward."""
-        batch = step.build(self.backend)
-        hidden = self.model.forward(batch, self.pools)
+        return self._call(step)
+
+    def _pass(self, batch: Batch, _: Sequence[Tensor]) -> Computed:
+        hidden = self._model.forward(batch, self._pools)
         wanted = hidden if len(batch.wanted) == len(hidden) else hidden[batch.wanted]
-        return hidden, self.model.logits(wanted)
+        return Computed(hidden, self._model.logits(wanted))
 
     def fold(self, folds: Sequence[Fold]) -> None:
         """See Forward."""
-        self.model.fold(folds, self.pools)
+        self._model.fold(folds, self._pools)
 
 
 class ModelRunner:
@@ -134,7 +139,8 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, rows: Sequence[PlannedRow]) -> StepResult:
         """See Runner."""
-        step = Step.of([_step_row(row) for row in rows], self._page_tokens)
+        drafts, guesses = _guesses_of(rows)
+        step = Step.of([_step_row(row) for row in rows], self._page_tokens, drafts)
         hidden, logits = self._forward(step)
         picks = [_chosen_rows(row) for row in rows]
         ends = _running_ends([row.wanted for row in step.rows])
@@ -146,21 +152,41 @@ class ModelRunner:
             for context in self._contexts.run(row.request, row.drafts)
         ]
         some = logits if len(at) == len(logits) else logits[at]
-        chosen = iter(try_choose(some, contexts, self._backend))
+        chosen = self._read(try_choose(some, contexts, self._backend), guesses)
         results = [RowResult([next(chosen) for _ in range(count)]) for count in picks]
         for row, result, end, count in zip(rows, results, ends, picks, strict=True):
             _add_logprobs(row, result, logits[end - count : end])
             _add_prompt_logprobs(row, result, logits[end - row.count - len(row.drafts) : end])
         return StepResult(results, hidden)
 
+    def _read(self, chosen: Tensor, guesses: Sequence[Guesses]) -> Iterator[int]:
+        """What was chosen; the host learns of the guesses in the same reading, the only one."""
+        unread = [guess.unread for guess in guesses]
+        numbers = iter(self._backend.read(torch.cat([*unread, chosen]) if unread else chosen))
+        for guess, part in zip(guesses, unread, strict=True):
+            guess.settle(itertools.islice(numbers, len(part)))
+        return numbers
+
+
+def _guesses_of(rows: Sequence[PlannedRow]) -> tuple[Tensor, list[Guesses]]:
+    """Drafts that the host does not know, row by row, and what they are part of."""
+    drafts = [row.drafts for row in rows if isinstance(row.drafts, Guessed)]
+    together = [
+        (guesses, [place for draft in some for place in draft.places])
+        for guesses, some in itertools.groupby(drafts, key=lambda draft: draft.guesses)
+    ]
+    parts = [guesses.at(places) for guesses, places in together if places]
+    return torch.cat(parts) if parts else NO_GUESSES, [guesses for guesses, _ in together]
+
 
 def _step_row(row: PlannedRow) -> Row:
     known = row.request.tokens[row.first : row.first + row.count]
+    guessed = len(row.drafts) if isinstance(row.drafts, Guessed) else 0
     scored = (
         row.request.params.prompt_logprobs is not None and row.first < row.request.prompt_length
     )
     return Row(
-        tokens=[*known, *row.drafts],
+        tokens=known if guessed else [*known, *row.drafts],
         first=row.first,
         certain=row.count,
         table=row.lease.pages,
@@ -168,6 +194,7 @@ def _step_row(row: PlannedRow) -> Row:
         visible_from=0,
         wanted=row.count + len(row.drafts) if scored else _chosen_rows(row),
         settled=row.first,
+        guessed=guessed,
     )
 
 

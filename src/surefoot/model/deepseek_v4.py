@@ -33,7 +33,7 @@ from surefoot.model.layers.latent import (
     LatentCaches,
     StepAngles,
 )
-from surefoot.model.layers.rotary import Rotary, make_partial_rotary
+from surefoot.model.layers.rotary import AnglesAt, make_partial_rotary
 from surefoot.model.layers.routed import RoutedFeed
 from surefoot.model.model import Description, DraftHead
 from surefoot.state.pool import Pools
@@ -123,7 +123,7 @@ class Block:
         out = self.attention(x, angles, batch, pools)
         streams = self.around_attention.write(streams, out, *rest)
         x, *rest = self.around_feed.read(streams)
-        return self.around_feed.write(streams, self.feed(x, batch.tokens), *rest)
+        return self.around_feed.write(streams, self.feed(x, batch), *rest)
 
     def write(self, streams: Tensor, angles: StepAngles, batch: Batch, pools: Pools) -> None:
         """Write the window's entries of the streams and nothing else."""
@@ -136,10 +136,9 @@ class RotaryKinds:
     """Rotary angles by kind of layer; heads of the indexer have frequencies of their own size."""
 
     config: LatentConfig
-    plain: Rotary
-    compressed: Rotary
-    index: Rotary
-    backend: Backend
+    plain: AnglesAt
+    compressed: AnglesAt
+    index: AnglesAt
 
     @staticmethod
     def make(config: LatentConfig, backend: Backend) -> RotaryKinds:
@@ -149,23 +148,22 @@ class RotaryKinds:
         index = config.indexer.size if SPARSE in config.kinds else size
         return RotaryKinds(
             config,
-            make_partial_rotary(size, rotated, config.theta, {}),
-            make_partial_rotary(size, rotated, theta, scaling),
-            make_partial_rotary(index, rotated, theta, scaling),
-            backend,
+            make_partial_rotary(size, rotated, config.theta, {}).on(backend),
+            make_partial_rotary(size, rotated, theta, scaling).on(backend),
+            make_partial_rotary(index, rotated, theta, scaling).on(backend),
         )
 
     def of(self, kind: str, positions: Tensor) -> StepAngles:
         """Of a step's tokens at positions [T]."""
         compressor = self.config.compressor(kind)
         if compressor is None:
-            own = self.plain(positions, self.backend)
+            own = self.plain(positions)
             return StepAngles(own, own, own, own)
         begins = positions // compressor.ratio * compressor.ratio
-        own, begin = (self.compressed(at, self.backend) for at in (positions, begins))
+        own, begin = (self.compressed(at) for at in (positions, begins))
         if kind != SPARSE:
             return StepAngles(own, begin, own, begin)
-        index, index_begin = (self.index(at, self.backend) for at in (positions, begins))
+        index, index_begin = (self.index(at) for at in (positions, begins))
         return StepAngles(own, begin, index, index_begin)
 
 

@@ -267,7 +267,9 @@ class LlamaModel:
         """
         self.config = read_config(config)
         self._backend = backend
-        self._rotary = make_rotary(self.config.head_dim, self.config.theta, self.config.scaling)
+        self._rotary = make_rotary(self.config.head_dim, self.config.theta, self.config.scaling).on(
+            backend
+        )
         table = (self.config.vocab_size, self.config.hidden_size)
         embedding = take.take(_EMBEDDING, table)
         self._embedding = embedding.to(backend.device)
@@ -293,7 +295,7 @@ class LlamaModel:
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
         """See Model."""
         x = F.embedding(batch.tokens, self._embedding)
-        angles = self._rotary(batch.positions, self._backend)
+        angles = self._rotary(batch.positions)
         for layer in self._layers:
             x = layer(x, angles, batch, pools)
         return x

@@ -18,7 +18,7 @@ from surefoot.model.layers.attention import Angles, GatedAttention, KeyCache, Ke
 from surefoot.model.layers.delta import DeltaMixer
 from surefoot.model.layers.feed import Feed
 from surefoot.model.layers.head import take_head
-from surefoot.model.layers.rotary import Rotary, make_partial_rotary
+from surefoot.model.layers.rotary import AnglesAt, make_partial_rotary
 from surefoot.model.model import Description, DraftHead
 from surefoot.model.qwen3_5_config import ARCHITECTURES, FULL, HybridConfig, read_config
 from surefoot.model.qwen3_5_weights import INT8_LINEARS, HybridTensors
@@ -92,7 +92,7 @@ class Layer:
             stream = mixer(stream, batch, pools)
         else:
             stream = mixer(stream, angles, batch, pools)
-        return self.feed(mixer.backend.rms_norm(stream, self.norm, mixer.eps), stream)
+        return self.feed(mixer.backend.rms_norm(stream, self.norm, mixer.eps), stream, batch)
 
 
 @dataclass(frozen=True)
@@ -106,13 +106,13 @@ class Ends:
     norm: Tensor
     head: Linear
     tied: bool
-    rotary: Rotary
+    rotary: AnglesAt
     eps: float
     backend: Backend
 
     def angles(self, batch: Batch) -> Angles:
         """Of the step's tokens."""
-        return self.rotary(batch.positions, self.backend)
+        return self.rotary(batch.positions)
 
     def normed(self, hidden: Tensor) -> Tensor:
         """The final norm of hidden states [T, hidden]."""
@@ -222,7 +222,9 @@ def _take_ends(tensors: HybridTensors) -> Ends:
         norm=tensors.norm(tensors.trunk + "norm.weight", config.hidden),
         head=backend.pack_linear(head, None),
         tied=tied,
-        rotary=make_partial_rotary(sizes.size, sizes.rotated, config.theta, config.scaling),
+        rotary=make_partial_rotary(sizes.size, sizes.rotated, config.theta, config.scaling).on(
+            tensors.backend
+        ),
         eps=config.eps,
         backend=backend,
     )

@@ -28,7 +28,7 @@ def choose(logits: Tensor, rows: Sequence[RowContext], backend: Backend) -> list
     Raises:
         NumericalError: a row holds NaN or +inf, or no token that may be chosen is above -inf.
     """
-    tokens = try_choose(logits, rows, backend)
+    tokens = backend.read(try_choose(logits, rows, backend))
     if UNCHOSEN in tokens:
         bad = [index for index, token in enumerate(tokens) if token == UNCHOSEN]
         raise NumericalError(
@@ -38,8 +38,8 @@ def choose(logits: Tensor, rows: Sequence[RowContext], backend: Backend) -> list
     return tokens
 
 
-def try_choose(logits: Tensor, rows: Sequence[RowContext], backend: Backend) -> list[int]:
-    """Like `choose`, with UNCHOSEN instead of an error.
+def try_choose(logits: Tensor, rows: Sequence[RowContext], backend: Backend) -> Tensor:
+    """Like `choose`, with UNCHOSEN instead of an error: [R] int64, on the device.
 
     A row behind a wrong draft may hold anything. Only if the walk gets to an unchosen token does
     its request fail, exactly as it would without drafts; the other rows never notice.
@@ -47,7 +47,7 @@ def try_choose(logits: Tensor, rows: Sequence[RowContext], backend: Backend) -> 
     assert logits.dtype == torch.float32, f"logits must be float32, not {logits.dtype}"
     assert logits.shape[0] == len(rows), f"{logits.shape[0]} rows of logits, {len(rows)} contexts"
     if not rows:
-        return []
+        return torch.empty(0, dtype=torch.long, device=logits.device)
     params = [row.params for row in rows]
     temperatures = [0.0 if p.greedy else max(p.temperature, LEAST_TEMPERATURE) for p in params]
     keys = [noise_key(row.seed, row.position) for row in rows]

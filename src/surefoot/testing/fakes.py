@@ -348,7 +348,7 @@ class FailingDrafter:
         self._failures.strike("drafter prepare")
         self._drafter.prepare(work)
 
-    def propose(self, rows: Sequence[DraftRow]) -> list[list[int]]:
+    def propose(self, rows: Sequence[DraftRow]) -> Sequence[Sequence[int]]:
         """See Drafter."""
         self._failures.strike("propose")
         return self._drafter.propose(rows)

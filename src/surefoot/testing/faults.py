@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from surefoot.backend.operands import Fold
+from surefoot.capture import Computed
 from surefoot.draft.drafter import CommittedRow, DraftRow
 from surefoot.draft.mtp import MtpDrafter
 from surefoot.engine.output import Taken, TextStream, take_run
 from surefoot.engine.rows import PlannedRow
-from surefoot.engine.runner import EagerForward
+from surefoot.engine.runner import ModelForward
 from surefoot.engine.scheduler import Scheduler
 from surefoot.request import FinishReason, Request
 from surefoot.sample.context import Contexts
@@ -103,23 +104,21 @@ class BlindEarlyPublisher(EarlyPublisher):
         """See Ledger."""
 
 
-@dataclass(frozen=True)
-class PaddedForward(EagerForward):
+class PaddedForward(ModelForward):
     """No fault: each step has two more rows and seven more tokens, which touch the sink only."""
 
-    def __call__(self, step: Step) -> tuple[Tensor, Tensor]:
+    def __call__(self, step: Step) -> Computed:
         """See Forward."""
         tokens = step.token_count
         padded = self.spoil(step.pad(len(step.rows) + 2, tokens + 7))
-        hidden, logits = super().__call__(padded)
-        return hidden[:tokens], logits
+        computed = super().__call__(padded)
+        return computed._replace(hidden=computed.hidden[:tokens])
 
     def spoil(self, step: Step) -> Step:
         """What a fault makes of the padded step."""
         return step
 
 
-@dataclass(frozen=True)
 class PaddingOnLivePage(PaddedForward):
     """Padding rows write to the first row's page and slot instead of the sink."""
 
@@ -134,16 +133,14 @@ class PaddingOnLivePage(PaddedForward):
         return replace(row, table=[live.table[0]] * len(row.table), slot=live.slot)
 
 
-@dataclass(frozen=True)
-class FoldForgotten(EagerForward):
+class FoldForgotten(ModelForward):
     """Checkpoints stay where the forward pass left them."""
 
     def fold(self, folds: Sequence[Fold]) -> None:
         """See Forward."""
 
 
-@dataclass(frozen=True)
-class FoldTwice(EagerForward):
+class FoldTwice(ModelForward):
     """Every block that drafts completed goes into the checkpoint twice."""
 
     def fold(self, folds: Sequence[Fold]) -> None:
@@ -188,7 +185,7 @@ class NoBoundaryState(MtpDrafter):
 class SeesEverything(MtpDrafter):
     """Attention of the draft head looks at entries that were never written."""
 
-    def propose(self, rows: Sequence[DraftRow]) -> list[list[int]]:
+    def propose(self, rows: Sequence[DraftRow]) -> Sequence[Sequence[int]]:
         """See Drafter."""
         starts = [row.lease.draft_from for row in rows]
         for row, start in zip(rows, starts, strict=True):
@@ -237,10 +234,10 @@ FAULTS: Mapping[str, Fault] = {
     "noise keyed by step": Fault("surefoot.engine.runner.Contexts", StepNoise),
     "commit off by one": Fault("surefoot.engine.assemble.Scheduler", OffByOneScheduler),
     "page published past the cursor": Fault("surefoot.engine.assemble.Ledger", EarlyPublisher),
-    "padding on a live page": Fault("surefoot.engine.assemble.EagerForward", PaddingOnLivePage),
+    "padding on a live page": Fault("surefoot.engine.assemble.ModelForward", PaddingOnLivePage),
     "wrong draft kept": Fault("surefoot.engine.loop.accepted", keep_wrong_draft),
-    "fold forgotten": Fault("surefoot.engine.assemble.EagerForward", FoldForgotten),
-    "fold done twice": Fault("surefoot.engine.assemble.EagerForward", FoldTwice),
+    "fold forgotten": Fault("surefoot.engine.assemble.ModelForward", FoldForgotten),
+    "fold done twice": Fault("surefoot.engine.assemble.ModelForward", FoldTwice),
     "points without rings": Fault("surefoot.engine.assemble.Pools", PointsWithoutRings),
     "points without checkpoints": Fault("surefoot.engine.assemble.Pools", PointsWithoutCheckpoints),
     "boundary state not kept": Fault("surefoot.engine.assemble.MtpDrafter", NoBoundaryState),
@@ -261,4 +258,4 @@ def planted(name: str) -> AbstractContextManager[object]:
 
 def padded() -> AbstractContextManager[object]:
     """Engines made while this is open pad every step, without any fault."""
-    return patch("surefoot.engine.assemble.EagerForward", PaddedForward)
+    return patch("surefoot.engine.assemble.ModelForward", PaddedForward)

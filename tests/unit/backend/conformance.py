@@ -116,7 +116,7 @@ def rotary(backend: Backend, seed: int) -> Sequence[Tensor]:
     heads, size = sum(rng.choice(HEADS)), rng.choice((2, 6, *SIZES))
     tokens = rng.randrange(40)
     positions = torch.randint(0, 10_000, (tokens,), generator=draws)
-    cos, sin = make_rotary(size, 10_000.0, None)(positions, backend)
+    cos, sin = make_rotary(size, 10_000.0, None).on(backend)(positions)
     wide = torch.randn(tokens, heads + 2, size, generator=draws)
     device = backend.device
     return [

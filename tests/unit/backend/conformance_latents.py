@@ -10,6 +10,7 @@ from torch import Tensor
 
 from surefoot.backend.operands import Compression, Entries, Latents, StreamGates
 from surefoot.backend.protocol import Backend
+from surefoot.backend.reference import ReferenceBackend
 from surefoot.model.layers.rotary import make_rotary
 from tests.unit.backend.layouts import GARBAGE, Case, case_of
 
@@ -57,7 +58,7 @@ def compress(backend: Backend, seed: int) -> Sequence[Tensor]:
         for i in range(layout.length(row))
     ]
     positions = torch.tensor(begins, dtype=torch.long).to(device)
-    cos, sin = make_rotary(size, 10000.0, None)(positions, backend)
+    cos, sin = make_rotary(size, 10000.0, None).on(backend)(positions)
     norm = torch.rand(size, generator=case.draws).to(device)
     form = Compression(ratio, halves == 2, norm, 1e-6, cos, sin)
     pool = pool.to(device)
@@ -91,7 +92,8 @@ def attend_latents(backend: Backend, seed: int) -> Sequence[Tensor]:
     pool = torch.where(pool == GARBAGE, torch.randn(pool.shape, generator=draws), pool).to(device)
     sinks = torch.randn(case.query_heads, generator=draws).to(device)
     rows, scale = backend.rows(case.layout), size**-0.5
-    chosen = rows.choose_entries(q, q.sum(-1), pool, ratio, rng.randint(1, 9)).cpu()
+    plain = ReferenceBackend().rows(case.layout)
+    chosen = plain.choose_entries(q.cpu(), q.cpu().sum(-1), pool.cpu(), ratio, rng.randint(1, 9))
     some = chosen.masked_fill(torch.rand(chosen.shape, generator=draws) < 0.3, -1)
     some = some.masked_fill(some < 0, 1 << 30).sort(dim=1).values
     some = some.masked_fill(some == 1 << 30, -1).to(device)

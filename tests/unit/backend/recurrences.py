@@ -57,7 +57,7 @@ class Sizes:
         heads = (self.value_heads,)
         inputs = {
             "k": (self.key_heads, self.key_size),
-            "error": (self.value_heads, self.value_size),
+            "value": (self.value_heads, self.value_size),
             "decay": heads,
             "beta": heads,
         }
@@ -74,7 +74,7 @@ def unit(x: Tensor) -> Tensor:
 
 def delta_caches(pools: Pools, block: int) -> DeltaCaches:
     state, k, error, decay, beta = (
-        pools.rows("delta", name)[0] for name in ("state", "k", "error", "decay", "beta")
+        pools.rows("delta", name)[0] for name in ("state", "k", "value", "decay", "beta")
     )
     return DeltaCaches(state, k, error, decay, beta, block)
 
@@ -149,7 +149,7 @@ class RecurrentMachine(Machine):
     def __init__(self, layer: RecurrentLayer, backend: Backend, setting: Setting) -> None:
         super().__init__(layer, backend, setting)
         self._layer = layer
-        for name in ("k", "error", "decay", "beta"):
+        for name in ("k", "value", "decay", "beta"):
             self.pools.rows("delta", name).fill_(NAN)
 
     def _row(self, piece: Piece) -> Row:
@@ -174,7 +174,7 @@ class RecurrentMachine(Machine):
         for index, cursor in enumerate(self.cursors):
             self._spoil_ring(self.pools.rows("conv", "x"), index, cursor, TAPS)
             kept = cursor % sizes.block + 1
-            for name in ("k", "error", "decay", "beta"):
+            for name in ("k", "value", "decay", "beta"):
                 self._spoil_ring(self.pools.rows("delta", name), index, cursor, kept)
 
     @torch.inference_mode()
@@ -214,7 +214,7 @@ class RecurrentMachine(Machine):
             slot, base = self.slots[index], cursor // self._layer.sizes.block
             found.append(self.pools.rows("delta", "state")[:, slot])
             positions = range(base * self._layer.sizes.block, cursor)
-            for name in ("k", "error", "decay", "beta"):
+            for name in ("k", "value", "decay", "beta"):
                 ring = self.pools.rows("delta", name)
                 found.append(ring[:, slot, [p % ring.shape[2] for p in positions]])
         return [part.clone() for part in found]

@@ -53,14 +53,14 @@ class StaleStep(Step):
 
 def padded_after_layout(step: Step) -> Step:
     grown = padded(step)
-    return StaleStep(grown.rows, grown.live, grown.page_tokens, step)
+    return StaleStep(grown.rows, grown.live, grown.page_tokens, grown.guesses, step)
 
 
 def padded_on_live_rows(step: Step) -> Step:
     """Planted: padding rows write to the first page and the slot of a live row."""
     live = step.rows[0]
     row = Row([0] * 3, 0, 3, [live.table[0]], live.slot, 0, 0, 0)
-    return Step((*step.rows, row), step.live, step.page_tokens)
+    return Step((*step.rows, row), step.live, step.page_tokens, step.guesses)
 
 
 @dataclass(frozen=True)

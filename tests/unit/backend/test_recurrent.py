@@ -12,7 +12,7 @@ from surefoot.backend.blockwise.blocks import DeltaShape
 from surefoot.backend.blockwise.recurrent import least_new_width
 from surefoot.backend.cpu import CpuBackend
 from surefoot.ids import SINK_SLOT, SlotId
-from surefoot.step import Row, Step
+from surefoot.step import NO_GUESSES, Row, Step
 from tests.unit.backend.conformance import TOLERANCE
 from tests.unit.backend.cuts import (
     PADS,
@@ -163,7 +163,7 @@ def test_padding_rows_write_the_sink_only(backend: CpuBackend) -> None:
     on.play([[Piece(0, 0, 20)]])
     before = on.kept()
     row = Row([0] * 40, 0, 40, [0] * 3, SINK_SLOT, 0, 0, 0)
-    batch = Step((row, row), 0, 16).build(backend)
+    batch = Step((row, row), 0, 16, NO_GUESSES).build(backend)
     RecurrentLayer.of(1, SIZES[0], backend).compute(batch, on.pools)
     assert same_bits(on.kept(), before)
     assert on.pools.rows("delta", "state")[0, 1].isnan().all()

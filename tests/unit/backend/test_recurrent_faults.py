@@ -76,8 +76,8 @@ def test_nothing_planted_survives(kind: type[Misled]) -> None:
 
 def aliased(step: Step) -> Step:
     """Planted: a padding row has the slot of a live row."""
-    row = replace(step.pad(len(step.rows) + 1, step.token_count + 2).rows[-1])
-    return Step((*step.rows, replace(row, slot=step.rows[0].slot)), step.live, step.page_tokens)
+    row = step.pad(len(step.rows) + 1, step.token_count + 2).rows[-1]
+    return replace(step, rows=(*step.rows, replace(row, slot=step.rows[0].slot)))
 
 
 @on_both
@@ -140,7 +140,7 @@ class OmitsConv(Omits):
 
 class OmitsState(Omits):
     def lost(self, pools: Pools) -> list[Tensor]:
-        return [pools.rows("delta", name) for name in ("state", "k", "error", "decay", "beta")]
+        return [pools.rows("delta", name) for name in ("state", "k", "value", "decay", "beta")]
 
 
 class OmitsOneRing(Omits):

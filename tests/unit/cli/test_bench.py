@@ -2,6 +2,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
 from surefoot.cli.asks import Ask
 from surefoot.cli.bench import LoadOptions
@@ -221,8 +223,8 @@ def test_prefill_is_left_out_of_decode_speed(
 def test_a_request_that_fails_is_not_timed(
     target: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def nothing_chosen(logits: list[object], _contexts: object) -> list[int]:
-        return [-1] * len(logits)
+    def nothing_chosen(logits: Tensor, *_: object) -> Tensor:
+        return torch.full((len(logits),), -1)
 
     monkeypatch.setattr("surefoot.engine.runner.try_choose", nothing_chosen)
     with pytest.raises(SurefootError, match="ended early"):

@@ -3,10 +3,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
 from surefoot.cli.report import Comparison, summary
 from surefoot.cli.session import Run as SessionRun
 from surefoot.results import Completion, Result, Speculation, Timing
+from surefoot.testing.fakes import FakeClock
 from tests.unit.cli.commands import Run
 
 Lines = Callable[..., Path]
@@ -132,6 +135,15 @@ def test_a_prompt_that_is_too_long_is_named(surefoot: Run, tiny: Path) -> None:
     assert surefoot("generate", tiny, "a" * 600).error.startswith("prompt: has 600 tokens")
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    """Says how long runs have been repeated; as it stands still, they are as often as can be."""
+    clock = FakeClock()
+    monkeypatch.setattr("surefoot.cli.generate.perf_counter", clock)
+    return clock
+
+
+@pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("sampling", [[], ["--temperature", "1"]])
 def test_compare_finds_the_same_tokens(
     surefoot: Run, tiny: Path, tiny_draft: Path, sampling: list[str]
@@ -147,10 +159,11 @@ def test_compare_finds_the_same_tokens(
         comparison["tokens_per_s"] / comparison["plain_tokens_per_s"]
     )
     assert comparison["accept_length"] > 1
-    assert comparison["times"] > 1
+    assert comparison["times"] == 9
     assert done.json["results"][0]["speculation"]["accept_length"] > 1
 
 
+@pytest.mark.usefixtures("clock")
 def test_compare_tells_people_too(surefoot: Run, tiny: Path) -> None:
     done = surefoot("generate", tiny, "abcabc", "--max-tokens", 4, "--compare")
     assert done.status == 0
@@ -159,6 +172,12 @@ def test_compare_tells_people_too(surefoot: Run, tiny: Path) -> None:
     assert plain.startswith("no drafter ")
     assert done.err.splitlines()[-1] == "output identical: yes"
     assert done.err.splitlines()[-2].endswith("x, medians of 9 runs in turn")
+
+
+def test_long_runs_are_not_repeated_for_long(surefoot: Run, tiny: Path, clock: FakeClock) -> None:
+    clock.tick = 3.0
+    done = surefoot("generate", tiny, "abcabc", "--max-tokens", 4, "--compare", "--json")
+    assert done.json["comparison"]["times"] == 2
 
 
 def test_compare_finds_other_tokens(
@@ -190,8 +209,8 @@ def test_compare_has_a_prompt_of_its_own(surefoot: Run, tiny: Path) -> None:
 def test_a_request_that_fails_is_named_and_counts(
     surefoot: Run, tiny: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def nothing_chosen(logits: list[object], _contexts: object) -> list[int]:
-        return [-1] * len(logits)
+    def nothing_chosen(logits: Tensor, *_: object) -> Tensor:
+        return torch.full((len(logits),), -1)
 
     monkeypatch.setattr("surefoot.engine.runner.try_choose", nothing_chosen)
     done = surefoot("generate", tiny, "abc", "--max-tokens", 4, "--json")

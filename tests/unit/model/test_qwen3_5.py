@@ -140,7 +140,7 @@ def test_a_rotation_that_is_not_of_pairs_is_refused(tmp_path: Path) -> None:
 def test_description_lists_layers_and_caches() -> None:
     description = describe(config_of(DENSE), "bfloat16", "draft.")
     keys = (Part("k", (2, 8), "bfloat16"), Part("v", (2, 8), "bfloat16"))
-    inputs = {"k": (2, 8), "error": (4, 12), "decay": (4,), "beta": (4,)}
+    inputs = {"k": (2, 8), "value": (4, 12), "decay": (4,), "beta": (4,)}
     assert description.layers == ("recurrent",) * 3 + ("full",)
     assert description.caches == (
         Paged("draft.kv", 1, keys),

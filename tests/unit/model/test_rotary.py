@@ -38,7 +38,7 @@ def test_frequencies_fall_from_one_by_powers_of_theta() -> None:
 
 
 def test_rotating_turns_each_pair_by_position_times_frequency() -> None:
-    cos, sin = make_rotary(4, 100.0, None)(torch.tensor([3]), BACKEND)
+    cos, sin = make_rotary(4, 100.0, None).on(BACKEND)(torch.tensor([3]))
     assert cos.shape == sin.shape == (1, 1, 4)
     x = torch.tensor([[[1.0, 0.0, 0.0, 1.0]]])
     turned = BACKEND.rotary(x, cos, sin)[0, 0].tolist()
@@ -49,7 +49,7 @@ def test_rotating_turns_each_pair_by_position_times_frequency() -> None:
 
 
 def test_position_zero_changes_nothing() -> None:
-    cos, sin = make_rotary(6, 10000.0, None)(torch.tensor([0]), BACKEND)
+    cos, sin = make_rotary(6, 10000.0, None).on(BACKEND)(torch.tensor([0]))
     assert cos.tolist() == [[[1.0] * 6]]
     assert sin.abs().max() == 0
 
@@ -60,8 +60,8 @@ def test_scores_depend_on_distance_alone() -> None:
     q, k = torch.randn(1, 1, 16, generator=draws), torch.randn(1, 1, 16, generator=draws)
     scores = []
     for start in (0, 1000):
-        turned_q = backend.rotary(q, *rotary(torch.tensor([start + 7]), BACKEND))
-        turned_k = backend.rotary(k, *rotary(torch.tensor([start]), BACKEND))
+        turned_q = backend.rotary(q, *rotary.on(BACKEND)(torch.tensor([start + 7])))
+        turned_k = backend.rotary(k, *rotary.on(BACKEND)(torch.tensor([start])))
         scores.append((turned_q * turned_k).sum().item())
     assert scores[0] == pytest.approx(scores[1], abs=1e-4)
 
@@ -71,7 +71,7 @@ def test_angles_stay_exact_at_a_million_positions(
     backend: Backend,
 ) -> None:
     position, size = 1_048_573, 64
-    cos, _ = make_rotary(size, 500_000.0, None)(torch.tensor([position]), backend)
+    cos, _ = make_rotary(size, 500_000.0, None).on(backend)(torch.tensor([position]))
     exact = [math.cos(position * 500_000.0 ** (-2 * i / size)) for i in range(size // 2)]
     assert cos[0, 0, : size // 2].tolist() == pytest.approx(exact, abs=1e-6)
 
@@ -79,9 +79,9 @@ def test_angles_stay_exact_at_a_million_positions(
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_angle_does_not_depend_on_the_other_positions(backend: Backend) -> None:
     rotary = make_rotary(10, 10000.0, None)
-    many = rotary(torch.arange(50), backend)
+    many = rotary.on(backend)(torch.arange(50))
     for position in (0, 7, 49):
-        one = rotary(torch.tensor([position]), backend)
+        one = rotary.on(backend)(torch.tensor([position]))
         assert torch.equal(one[0][0], many[0][position])
         assert torch.equal(one[1][0], many[1][position])
 
@@ -135,7 +135,7 @@ def test_a_partly_rotated_head_is_refused() -> None:
 
 
 def test_the_factor_multiplies_both_angles() -> None:
-    cos, sin = Rotary(torch.tensor([0.5], dtype=torch.float64), 2.0)(torch.tensor([1]), BACKEND)
+    cos, sin = Rotary(torch.tensor([0.5], dtype=torch.float64), 2.0).on(BACKEND)(torch.tensor([1]))
     assert cos[0, 0].tolist() == pytest.approx([2 * math.cos(0.5)] * 2)
     assert sin[0, 0].tolist() == pytest.approx([-2 * math.sin(0.5), 2 * math.sin(0.5)])
 
@@ -165,16 +165,16 @@ def test_numbers_that_pass_through_are_not_turned() -> None:
     order = paired_order(10, 4)
     assert order.tolist() == [0, 1, 4, 5, 6, 2, 3, 7, 8, 9]
     x = torch.randn(1, 2, 10, generator=torch.Generator().manual_seed(0))
-    turned = BACKEND.rotary(x[..., order], *rotary(torch.tensor([7]), BACKEND))
+    turned = BACKEND.rotary(x[..., order], *rotary.on(BACKEND)(torch.tensor([7])))
     back = torch.empty_like(turned).index_copy_(-1, order, turned)
-    whole = BACKEND.rotary(x[..., :4], *make_rotary(4, 100.0, None)(torch.tensor([7]), BACKEND))
+    whole = BACKEND.rotary(x[..., :4], *make_rotary(4, 100.0, None).on(BACKEND)(torch.tensor([7])))
     assert torch.equal(back[..., 4:], x[..., 4:])
     torch.testing.assert_close(back[..., :4], whole)
 
 
 def test_a_scalings_factor_spares_what_passes_through() -> None:
     rotary = make_partial_rotary(16, 8, 1e6, YARN)
-    cos, sin = rotary(torch.tensor([5]), BACKEND)
+    cos, sin = rotary.on(BACKEND)(torch.tensor([5]))
     assert rotary.factor > 1
     assert cos[0, 0, 4:8].tolist() == [1.0] * 4
     assert sin[0, 0, 12:].tolist() == [0.0] * 4

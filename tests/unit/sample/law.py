@@ -26,7 +26,7 @@ class Screened(ReferenceBackend):
 
     def choose(
         self, scores: Tensor, temperatures: Sequence[float], keys: Sequence[NoiseKey]
-    ) -> list[int]:
+    ) -> Tensor:
         return blockwise.choose(scores, temperatures, keys)
 
 
@@ -42,7 +42,9 @@ def choose(logits: Tensor, rows: Sequence[RowContext]) -> list[int]:
 
 def try_choose(logits: Tensor, rows: Sequence[RowContext]) -> list[int]:
     """The same of `try_choose`."""
-    first, *others = (choosing.try_choose(logits, rows, backend) for backend in BACKENDS)
+    first, *others = (
+        backend.read(choosing.try_choose(logits, rows, backend)) for backend in BACKENDS
+    )
     assert all(other == first for other in others)
     return first
 

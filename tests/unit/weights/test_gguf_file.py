@@ -119,7 +119,9 @@ def test_a_truncated_tensor_is_named(tmp_path: Path, content: bytes) -> None:
 
 
 @settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())
 def test_no_changed_byte_gets_past_as_another_error(

@@ -170,7 +170,9 @@ def test_a_git_lfs_pointer_is_recognised(tmp_path: Path) -> None:
 
 
 @settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(position=st.integers(0, len(save(A)) - 1), value=st.integers(0, 255))
 def test_no_changed_byte_gets_past_as_another_error(

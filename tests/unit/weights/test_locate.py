@@ -157,10 +157,15 @@ class Outcome:
     stderr: str
 
 
+PATIENCE_S = 60
+"""A busy machine may take its time; what waits longer than this hangs."""
+
+
 def _in_new_process(model: str, home: Path, settings: Mapping[str, str]) -> Outcome:
     """The hub's settings are read once per process, at its first import."""
     unset = {"HF_HUB_CACHE", "HF_TOKEN", "HF_HUB_OFFLINE", "HF_ENDPOINT"}
     kept = {name: value for name, value in os.environ.items() if name not in unset}
+    kept |= dict.fromkeys(("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT"), str(PATIENCE_S))
     source = str(Path(surefoot.__file__).parents[1])
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, model],
@@ -168,7 +173,7 @@ def _in_new_process(model: str, home: Path, settings: Mapping[str, str]) -> Outc
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -23,9 +23,10 @@ from surefoot.backend.plain_routers import PlainRouters
 from surefoot.backend.plain_streams import PlainStreams
 from surefoot.backend.protocol import Experts, Linear
 from surefoot.backend.row_operators import RowOperators
+from surefoot.backend.unrecorded import Unrecorded
 
 
-class BlockwiseBackend(PlainStreams, PlainRouters, ABC):
+class BlockwiseBackend(PlainStreams, PlainRouters, Unrecorded, ABC):
     """Operators of one step in blockwise form; linears are each device's own."""
 
     def __init__(self, device: torch.device, widths: Widths) -> None:
@@ -67,20 +68,25 @@ class BlockwiseBackend(PlainStreams, PlainRouters, ABC):
 
     def choose(
         self, scores: Tensor, temperatures: Sequence[float], keys: Sequence[NoiseKey]
-    ) -> list[int]:
+    ) -> Tensor:
         """See Backend."""
         return choose(scores, temperatures, keys)
+
+    def read(self, numbers: Tensor) -> list[int]:
+        """See Backend."""
+        values: list[int] = numbers.tolist()
+        return values
 
     def clean(self, entries: Tensor, tokens: Tensor) -> None:
         """See Backend."""
         cleaned = entries.index_select(0, tokens).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
         entries.index_copy_(0, tokens, cleaned)
 
-    def angles(
-        self, positions: Tensor, frequencies: Tensor, factor: float, passing: int
-    ) -> tuple[Tensor, Tensor]:
+    def pack_angles(
+        self, frequencies: Tensor, factor: float, passing: int
+    ) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         """See Backend."""
-        return rotary_angles(positions, frequencies, factor, passing)
+        return partial(rotary_angles, frequencies, factor, passing)
 
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """See Backend."""

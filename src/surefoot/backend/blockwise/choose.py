@@ -34,7 +34,7 @@ class Candidates:
     rest: Tensor
 
 
-def choose(scores: Tensor, temperatures: Sequence[float], keys: Sequence[NoiseKey]) -> list[int]:
+def choose(scores: Tensor, temperatures: Sequence[float], keys: Sequence[NoiseKey]) -> Tensor:
     """See Backend.choose."""
     scores = padded(scores)
     peaks = scores.amax(1)
@@ -54,7 +54,7 @@ def choose(scores: Tensor, temperatures: Sequence[float], keys: Sequence[NoiseKe
         candidates = screen(tempered, theirs, field, _SCREENED_PEAKS)
         for at, token in zip(some, winners(tempered, theirs, candidates, field), strict=True):
             tokens[at] = token
-    return tokens
+    return torch.tensor(tokens, dtype=torch.long, device=scores.device)
 
 
 def screen(scores: Tensor, keys: Sequence[NoiseKey], field: NoiseField, peaks: int) -> Candidates:

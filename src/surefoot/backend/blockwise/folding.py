@@ -38,7 +38,7 @@ class Folder:
         width = self._width(shape)
         heads = shape.value_heads
         k = by_tile(caches.k.flatten(0, 1), self._columns, len(now))
-        errors = by_tile(caches.error.flatten(0, 1), self._columns, len(now)).flatten(0, 1)
+        errors = by_tile(caches.value.flatten(0, 1), self._columns, len(now)).flatten(0, 1)
         decay, beta = (
             by_tile(ring.flatten(0, 1), self._columns, len(now)).contiguous()
             for ring in (caches.decay.unsqueeze(-1), caches.beta.unsqueeze(-1))

@@ -120,7 +120,7 @@ def run_delta(plan: DeltaPlan, inputs: DeltaInputs, caches: DeltaCaches) -> Tens
             _move(part, ready.advance, block_errors, states)
     for group, found in zip(plan.groups, errors, strict=True):
         if group.kept is not None:
-            _write(caches.error, _by_token(torch.cat(found)), group.kept)
+            _write(caches.value, _by_token(torch.cat(found)), group.kept)
     _write_inputs(plan.after, inputs, caches)
     return _in_order(plan, outputs, inputs.v)
 
@@ -255,13 +255,13 @@ def _block_errors(part: Part, group: BlockGroup, new: Tensor, caches: DeltaCache
     """Errors of whole blocks, [tiles * Hv, B, dv], of which the `new` ones go to the ring."""
     if not group.in_ring:
         return new.flatten(0, 1)
-    _write(caches.error, _by_token(new), part.written)
+    _write(caches.value, _by_token(new), part.written)
     tiles, heads, _, size = new.shape
     index = group.gates
     if not part.whole:
         per_tile = len(index) // group.tiles
         index = index[part.tiles.start * per_tile : part.tiles.stop * per_tile]
-    return caches.error.view(-1, size).index_select(0, index).view(tiles * heads, -1, size)
+    return caches.value.view(-1, size).index_select(0, index).view(tiles * heads, -1, size)
 
 
 def _in_order(plan: DeltaPlan, outputs: list[list[Tensor]], like: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ class CpuBackend(BlockwiseBackend):
             dtypes=("float32", "bfloat16"),
             page_tokens=32,
             max_draft_tokens=16,
-            capture=False,
+            recordings=0,
             int8=True,
         )
         self.invariant = RowInvariant()
@@ -134,15 +134,14 @@ class CpuBackend(BlockwiseBackend):
 
     def choose(
         self, scores: Tensor, temperatures: Sequence[float], keys: Sequence[NoiseKey]
-    ) -> list[int]:
+    ) -> Tensor:
         """See Backend."""
         assert len(scores) == len(temperatures) == len(keys), "rows do not agree"
-        tokens = np.empty(len(keys), np.int64)
+        tokens = torch.empty(len(keys), dtype=torch.long)
         words = np.array(keys, dtype=np.int32).view(np.uint32).reshape(-1, 2)
         warmths = np.array(temperatures, dtype=np.float32)
-        choosing.choose(scores.contiguous().numpy(), warmths, words, UNCHOSEN, tokens)
-        found: list[int] = tokens.tolist()
-        return found
+        choosing.choose(scores.contiguous().numpy(), warmths, words, UNCHOSEN, tokens.numpy())
+        return tokens
 
     def clean(self, entries: Tensor, tokens: Tensor) -> None:
         """See Backend."""
@@ -151,13 +150,18 @@ class CpuBackend(BlockwiseBackend):
         else:
             rowwise.clean(entries.numpy(), tokens.numpy())
 
-    def angles(
-        self, positions: Tensor, frequencies: Tensor, factor: float, passing: int
-    ) -> tuple[Tensor, Tensor]:
+    def pack_angles(
+        self, frequencies: Tensor, factor: float, passing: int
+    ) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         """See Backend."""
-        both = torch.empty(2, len(positions), 1, 2 * (len(frequencies) + passing))
-        rowwise.angles(positions.numpy(), frequencies.numpy(), factor, both.numpy()[:, :, 0])
-        return both[0], both[1]
+        width = 2 * (len(frequencies) + passing)
+
+        def angles(positions: Tensor) -> tuple[Tensor, Tensor]:
+            both = torch.empty(2, len(positions), 1, width)
+            rowwise.angles(positions.numpy(), frequencies.numpy(), factor, both.numpy()[:, :, 0])
+            return both[0], both[1]
+
+        return angles
 
     def gate(self, x: Tensor, gate: Tensor) -> Tensor:
         """See Backend."""
@@ -200,7 +204,7 @@ class CpuBackend(BlockwiseBackend):
             (0, 0, fold.base + block, fold.base, fold.base + block, fold.slot) for fold in folds
         ]
         empty = caches.k.new_empty(0, *caches.k.shape[2:])
-        values = caches.error.new_empty(0, *caches.error.shape[2:])
+        values = caches.value.new_empty(0, *caches.value.shape[2:])
         gates = values[..., 0]
         inputs = DeltaInputs(empty, empty, values, gates, gates)
         run_delta(inputs, caches, np.array(rows, dtype=np.int64).reshape(-1, 6))

@@ -189,8 +189,7 @@ class CompiledRows:
         self._check(q)
         if not are_float32(q, weights, pool):
             return self._tiled.choose_entries(q, weights, pool, ratio, count)
-        most = min(count, self._layout.most_entries(ratio))
-        chosen = torch.empty(q.shape[0], most, dtype=torch.long)
+        chosen = torch.empty(q.shape[0], count, dtype=torch.long)
         kernels.choose_entries(
             q.contiguous().numpy(),
             weights.contiguous().numpy(),
@@ -287,7 +286,7 @@ def run_delta(inputs: DeltaInputs, caches: DeltaCaches, rows: Integers) -> Tenso
         inputs.beta.numpy(),
         caches.state.numpy(),
         caches.k.numpy(),
-        caches.error.numpy(),
+        caches.value.numpy(),
         caches.decay.numpy(),
         caches.beta.numpy(),
         caches.block,

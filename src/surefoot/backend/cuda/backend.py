@@ -35,7 +35,7 @@ class CudaBackend(BlockwiseBackend):
             dtypes=("bfloat16", "float32"),
             page_tokens=32,
             max_draft_tokens=16,
-            capture=False,
+            recordings=0,
         )
         super().__init__(torch.device("cuda", torch.cuda.current_device()), _ANY)
 

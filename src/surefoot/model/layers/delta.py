@@ -71,7 +71,7 @@ class DeltaSizes:
         heads = (self.value_heads,)
         inputs = {
             "k": (self.key_heads, self.key_size),
-            "error": (self.value_heads, self.value_size),
+            "value": (self.value_heads, self.value_size),
             "decay": heads,
             "beta": heads,
         }
@@ -155,7 +155,7 @@ class DeltaMixer:
         return DeltaCaches(
             state=pools.layers(name, "state")[layer],
             k=pools.layers(name, "k")[layer],
-            error=pools.layers(name, "error")[layer],
+            value=pools.layers(name, "value")[layer],
             decay=pools.layers(name, "decay")[layer],
             beta=pools.layers(name, "beta")[layer],
             block=BLOCK,

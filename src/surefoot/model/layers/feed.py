@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from surefoot.backend.protocol import Backend, Experts, Linear
+from surefoot.step import Batch
 from surefoot.weights.counts import Linears
 
 
@@ -70,7 +71,7 @@ class DenseFeed:
     gated: Callable[[Tensor], Tensor]
     down: Linear
 
-    def __call__(self, x: Tensor, stream: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, stream: Tensor, batch: Batch) -> Tensor:
         """The feed-forward of x [T, hidden] added to `stream`."""
         return self.down.add(self.gated(x), stream)
 
@@ -93,13 +94,13 @@ class ExpertFeed:
     down: Linear
     backend: Backend
 
-    def __call__(self, x: Tensor, stream: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, stream: Tensor, batch: Batch) -> Tensor:
         """The feed-forward of x [T, hidden] added to `stream`."""
         gate, up, scores, share = self.joint(x).split(self.sizes.joint, dim=1)
         weights, choice = self.backend.top_k(_softmax(scores), self.sizes.chosen)
         if self.sizes.renormalised:
             weights = weights / weights.sum(dim=1, keepdim=True)
-        mixed = stream + self.experts(x, choice, weights)
+        mixed = stream + self.experts(x, batch.routed(choice), weights)
         shared = self.backend.gate(gate, gate) * up
         return self.down.add(self.backend.gate(shared, share), mixed)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,6 +11,9 @@ from torch import Tensor
 
 from surefoot.backend.protocol import Backend
 from surefoot.errors import ModelError
+
+AnglesAt = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Angles of positions [T], as Backend.rotary takes them."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +30,9 @@ class Rotary:
     factor: float
     passing: int = 0
 
-    def __call__(self, positions: Tensor, backend: Backend) -> tuple[Tensor, Tensor]:
-        """Angles of the given positions [T], as Backend.rotary takes them."""
-        return backend.angles(positions, self.frequencies, self.factor, self.passing)
+    def on(self, backend: Backend) -> AnglesAt:
+        """Prepare it for a backend."""
+        return backend.pack_angles(self.frequencies, self.factor, self.passing)
 
 
 def make_rotary(size: int, theta: float, scaling: Mapping[str, object] | None) -> Rotary:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from surefoot.backend.protocol import Backend, Experts, Linear
+from surefoot.step import Batch
 from surefoot.weights.counts import Linears
 
 
@@ -84,9 +85,10 @@ class RoutedFeed:
     down: Linear
     backend: Backend
 
-    def __call__(self, x: Tensor, tokens: Tensor) -> Tensor:
-        """Map [T, hidden] to [T, hidden]; `tokens` [T] are the ids."""
+    def __call__(self, x: Tensor, batch: Batch) -> Tensor:
+        """Map [T, hidden] to [T, hidden]."""
         scores = self.router(x.float())
-        chosen = self.choice(tokens, scores, self.backend)
+        chosen = self.choice(batch.tokens, scores, self.backend)
         weights = self.backend.weigh_experts(scores, chosen, self.scale)
-        return self.down.add(self.gated(x), self.experts(x, chosen, weights))
+        mixed = self.experts(x, batch.routed(chosen), weights)
+        return self.down.add(self.gated(x), mixed)

@@ -1,0 +1,231 @@
+"""Steps that are recorded once and replayed: what is captured, for which sizes, and how it is fed.
+
+step of n rows, each at most w tokens
+-> the smallest bucket (rows >= n, width >= w), or eager if there is none
+-> padded to rows + 1 rows and rows * width + 1 tokens, so that the last token is padding
+-> its numbers go into the tensors that the recording reads; replay; results are cut to n rows
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from surefoot.backend.operands import LayoutBounds
+from surefoot.backend.protocol import Backend, Recording
+from surefoot.backend.row_operators import RowOperators
+from surefoot.step import Batch, Step
+
+log = logging.getLogger(__name__)
+
+
+class Computed(NamedTuple):
+    """What a pass over a step gave.
+
+    Attributes:
+        hidden: [T, ...] states of all tokens.
+        logits: [R, V] at the wanted tokens.
+    """
+
+    hidden: Tensor
+    logits: Tensor
+
+
+Pass = Callable[[Batch, Sequence[Tensor]], Computed]
+"""What may be captured: reads the batch, tensors [T, ...] and caches, and nothing else."""
+
+
+class StepCall(Protocol):
+    """Runs one pass over steps, eagerly or by replaying it."""
+
+    def __call__(self, step: Step, *inputs: Tensor) -> Computed:
+        """Run it; `inputs` are [T, ...] each.
+
+        Results stay valid until the next call.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class EagerCall:
+    """Runs operators one by one."""
+
+    work: Pass
+    backend: Backend
+
+    def __call__(self, step: Step, *inputs: Tensor) -> Computed:
+        """See StepCall."""
+        return self.work(step.build(self.backend), inputs)
+
+
+@dataclass(frozen=True)
+class RowKind:
+    """What all rows of a call have in common.
+
+    Attributes:
+        wanted: most logits of a row.
+        known: tokens of a row that are known to stay, at least.
+        bounded: whether a row may see less than all of its pages.
+    """
+
+    wanted: int
+    known: int
+    bounded: bool
+
+
+@dataclass(frozen=True, order=True)
+class Bucket:
+    """A size for which steps are recorded: up to `rows` rows of up to `width` tokens each."""
+
+    rows: int
+    width: int
+
+    @property
+    def padded_rows(self) -> int:
+        """Rows of a padded step; at least one owns the sink."""
+        return self.rows + 1
+
+    @property
+    def padded_tokens(self) -> int:
+        """Tokens of a padded step; at least one is padding."""
+        return self.rows * self.width + 1
+
+    def fits(self, step: Step) -> bool:
+        """Whether the step can be padded to this size."""
+        return len(step.rows) <= self.rows and all(row.count <= self.width for row in step.rows)
+
+
+def make_buckets(most_rows: int, widest: int, most: int) -> tuple[Bucket, ...]:
+    """Sizes for up to `most_rows` rows of up to `widest` tokens: powers of two, and the largest.
+
+    Args:
+        most_rows: of a step.
+        widest: tokens of a row, e.g. the longest draft + 1.
+        most: how many recordings there may be. Where they do not suffice, narrow steps and then
+            small ones are padded more.
+
+    Returns:
+        The smallest first; none if `most` is 0.
+    """
+    rows, widths = _powers(most_rows), _powers(widest)
+    while len(rows) * len(widths) > most and len(widths) > 2:
+        widths.pop(1)
+    while len(rows) * len(widths) > most and len(rows) > 1:
+        rows.pop(0)
+    while len(rows) * len(widths) > most and widths:
+        widths.pop(0)
+    return tuple(sorted(Bucket(count, width) for count in rows for width in widths))
+
+
+def _powers(most: int) -> list[int]:
+    """1, 2, 4, ... and `most`."""
+    return [*(1 << bit for bit in range((most - 1).bit_length())), most]
+
+
+@dataclass
+class _Recorded:
+    """One recording and the tensors that it reads."""
+
+    batch: Batch
+    inputs: Sequence[Tensor]
+    recording: Recording
+
+
+class CapturedCall:
+    """Replays a pass where a bucket fits, and runs it eagerly where none does."""
+
+    def __init__(
+        self,
+        work: Pass,
+        backend: Backend,
+        buckets: Sequence[Bucket],
+        longest_table: int,
+        kind: RowKind,
+    ) -> None:
+        """Capture `work` when a bucket is first used; see Capture."""
+        self._eager = EagerCall(work, backend)
+        self._buckets = buckets
+        self._longest_table, self._kind = longest_table, kind
+        self._recorded: dict[Bucket, _Recorded] = {}
+
+    def __call__(self, step: Step, *inputs: Tensor) -> Computed:
+        """See StepCall."""
+        bucket = next((bucket for bucket in self._buckets if bucket.fits(step)), None)
+        if bucket is None or any(row.wanted > self._kind.wanted for row in step.rows):
+            return self._eager(step, *inputs)
+        if bucket not in self._recorded:
+            self._recorded[bucket] = self._record(bucket, step.page_tokens, inputs)
+        held = self._recorded[bucket]
+        padded = step.pad(bucket.padded_rows, bucket.padded_tokens)
+        padded.fill(held.batch)
+        for mine, given in zip(held.inputs, inputs, strict=True):
+            mine[: len(given)].copy_(given)
+        held.recording.replay(padded.layout())
+        wanted = sum(row.wanted for row in step.rows)
+        hidden, logits = held.recording.outputs
+        return Computed(hidden[: step.token_count], logits[:wanted])
+
+    def _record(self, bucket: Bucket, page_tokens: int, inputs: Sequence[Tensor]) -> _Recorded:
+        """Record a step of padding alone, which touches nothing but the sink."""
+        work, backend = self._eager.work, self._eager.backend
+        log.info("recording steps of %d rows of %d tokens", bucket.rows, bucket.width)
+        blank = Step.of([], page_tokens).pad(bucket.padded_rows, bucket.padded_tokens)
+        batch = _blank_batch(blank, bucket, self._kind, backend)
+        mine = [given.new_zeros(bucket.padded_tokens, *given.shape[1:]) for given in inputs]
+
+        def run(rows: RowOperators) -> Sequence[Tensor]:
+            return work(replace(batch, rows=rows), mine)
+
+        inputs = (*batch.filled, *mine)
+        bounds = LayoutBounds(self._longest_table, self._kind.bounded)
+        recording = backend.record(blank.layout(), bounds, inputs, run)
+        return _Recorded(batch, mine, recording)
+
+
+def _blank_batch(blank: Step, bucket: Bucket, kind: RowKind, backend: Backend) -> Batch:
+    """Tensors for any step of this size, filled with padding."""
+    last = bucket.padded_tokens - 1
+
+    def places(count: int) -> Tensor:
+        return torch.full((count,), last, dtype=torch.long, device=backend.device)
+
+    batch = blank.build(backend)
+    tentative = bucket.rows * (bucket.width - kind.known)
+    wanted = bucket.rows * min(bucket.width, kind.wanted)
+    return replace(batch, wanted=places(wanted), tentative=places(tentative))
+
+
+@dataclass(frozen=True)
+class Capture:
+    """What may be captured of an engine.
+
+    Attributes:
+        most_rows: of a step.
+        widest: tokens of a decoding row: the longest draft + 1.
+        longest_table: pages of a row.
+        most: how many steps may be recorded by each call; 0 for none.
+    """
+
+    most_rows: int
+    widest: int
+    longest_table: int
+    most: int
+
+    def call(self, work: Pass, backend: Backend, kind: RowKind, widest: int = 0) -> StepCall:
+        """A call of `work` on rows of a kind.
+
+        They have up to `widest` tokens, if that is more than those of decoding rows.
+        """
+        buckets = make_buckets(self.most_rows, max(widest, self.widest), self.most)
+        if not buckets:
+            return EagerCall(work, backend)
+        return CapturedCall(work, backend, buckets, self.longest_table, kind)
+
+
+EAGER = Capture(1, 1, 1, 0)
+"""Nothing is captured."""

@@ -1,0 +1,86 @@
+"""Steps that are recorded and replayed give the tokens of steps that are run one by one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from surefoot.backend import make_backend
+from surefoot.backend.protocol import Backend
+from surefoot.engine.models import LoadedModel
+from surefoot.testing.recorded import RecordedReplay
+from surefoot.testing.strategies import pairwise
+from tests.lossless.harness import LATENTS, Bench, Case, Counts, Run
+
+FACTORS: dict[str, tuple[object, ...]] = {
+    "model": ("qwen3", "sliding", "hybrid", "hybrid experts", LATENTS),
+    "drafter": ("none", "ngram", "draft-model", "mtp"),
+    "depth": (1, 2, 3, 5),
+    "sampling": ("greedy", "top-p", "penalties", "logprobs"),
+    "chunk": (3, 256),
+    "batch": (1, 3, 5),
+    "preempt": ("never", "forced"),
+    "poison": ("none", "nan", "garbage"),
+    "cache": (True, False),
+}
+
+
+def make_cases() -> list[Case]:
+    chosen: list[dict[str, Any]] = pairwise(FACTORS, seed=11, at_least=60)
+    return [Case(**choice) for choice in chosen if _exists(choice)]
+
+
+def _exists(choice: dict[str, Any]) -> bool:
+    has_head = choice["model"] not in ("qwen3", "sliding")
+    return has_head or choice["drafter"] != "mtp"
+
+
+CASES = make_cases()
+
+
+@dataclass
+class RecordedBench(Bench):
+    """Models on a backend that records; the plain answers are another bench's."""
+
+    eager: Bench = field(default_factory=lambda: Bench(Path()))
+    backends: list[RecordedReplay] = field(default_factory=list)
+
+    def target(self, name: str) -> LoadedModel:
+        with patch("surefoot.engine.models.make_backend", self._make):
+            return super().target(name)
+
+    def _draft(self, name: str, drift: float, mixed: bool) -> LoadedModel:
+        with patch("surefoot.engine.models.make_backend", self._make):
+            return super()._draft(name, drift, mixed)
+
+    def _make(self, device: str, bitwise: bool | None, *, emulate: bool) -> Backend:
+        self.backends.append(RecordedReplay(make_backend(device, bitwise, emulate=emulate)))
+        return self.backends[-1]
+
+    def plain(self, case: Case, prompt: int) -> Any:
+        return self.eager.plain(case, prompt)
+
+
+@pytest.fixture(scope="module")
+def recorded(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> RecordedBench:
+    return RecordedBench(tmp_path_factory.mktemp("recorded"), eager=bench)
+
+
+@pytest.mark.parametrize("model", FACTORS["model"])
+def test_replayed_steps_give_the_tokens_of_eager_ones(model: str, recorded: RecordedBench) -> None:
+    differences: list[str] = []
+    counts = Counts()
+    for case in CASES:
+        if case.model == model:
+            run = Run(recorded, case)
+            differences += run.finish()
+            counts.add(run.requests)
+    assert not differences, "\n".join(differences)
+    assert min(counts.partial, counts.cached) > 1
+    assert counts.preemptions > 5
+    replays = [r.replays for backend in recorded.backends for r in backend.recordings]
+    assert sum(replays) > 100
