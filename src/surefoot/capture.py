@@ -95,6 +95,11 @@ class Bucket:
         """Tokens of a padded step; at least one is padding."""
         return self.rows * self.width + 1
 
+    @property
+    def longest_padding(self) -> int:
+        """Tokens of a padding row, at most: when it is the only one and others have one each."""
+        return self.padded_tokens - self.rows
+
     def fits(self, step: Step) -> bool:
         """Whether the step can be padded to this size."""
         return len(step.rows) <= self.rows and all(row.count <= self.width for row in step.rows)
@@ -151,7 +156,7 @@ class CapturedCall:
         self._eager = EagerCall(work, backend)
         self._buckets = buckets
         self._longest_table, self._kind = longest_table, kind
-        self._recorded: dict[Bucket, _Recorded] = {}
+        self._recorded: dict[Bucket, _Recorded | None] = {}
 
     def __call__(self, step: Step, *inputs: Tensor) -> Computed:
         """See StepCall."""
@@ -161,6 +166,8 @@ class CapturedCall:
         if bucket not in self._recorded:
             self._recorded[bucket] = self._record(bucket, step.page_tokens, inputs)
         held = self._recorded[bucket]
+        if held is None:
+            return self._eager(step, *inputs)
         padded = step.pad(bucket.padded_rows, bucket.padded_tokens)
         padded.fill(held.batch)
         for mine, given in zip(held.inputs, inputs, strict=True):
@@ -170,8 +177,10 @@ class CapturedCall:
         hidden, logits = held.recording.outputs
         return Computed(hidden[: step.token_count], logits[:wanted])
 
-    def _record(self, bucket: Bucket, page_tokens: int, inputs: Sequence[Tensor]) -> _Recorded:
-        """Record a step of padding alone, which touches nothing but the sink."""
+    def _record(
+        self, bucket: Bucket, page_tokens: int, inputs: Sequence[Tensor]
+    ) -> _Recorded | None:
+        """Record a step of padding alone, which touches nothing but the sink; None without room."""
         work, backend = self._eager.work, self._eager.backend
         log.info("recording steps of %d rows of %d tokens", bucket.rows, bucket.width)
         blank = Step.of([], page_tokens).pad(bucket.padded_rows, bucket.padded_tokens)
@@ -182,9 +191,17 @@ class CapturedCall:
             return work(replace(batch, rows=rows), mine)
 
         inputs = (*batch.filled, *mine)
-        bounds = LayoutBounds(self._longest_table, self._kind.bounded)
+        of_padding = -(-bucket.longest_padding // page_tokens)
+        bounds = LayoutBounds(max(self._longest_table, of_padding), self._kind.bounded)
         recording = backend.record(blank.layout(), bounds, inputs, run)
-        return _Recorded(batch, mine, recording)
+        if recording is not None:
+            return _Recorded(batch, mine, recording)
+        if None not in self._recorded.values():
+            log.warning(
+                "the device holds as many recorded steps as it can; steps of further sizes are "
+                "computed operator by operator"
+            )
+        return None
 
 
 def _blank_batch(blank: Step, bucket: Bucket, kind: RowKind, backend: Backend) -> Batch:

@@ -302,6 +302,8 @@ class Run:
             self._step(number)
         self.engine.parts.ledger.audit()
         assert self.engine.usage.held_pages == 0, "pages are held after the last request"
+        again = [request.id for request in self.requests if request.retries and not request.error]
+        assert not again, f"{case}: a step failed, and requests {again} were right the second time"
         guard = self.engine.parts.drafter
         if isinstance(guard, GuardedDrafter) and case.drafter != "raising":
             assert guard.failures == 0, f"{case}: the drafter failed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -10,11 +11,17 @@ from unittest.mock import patch
 import pytest
 
 from surefoot.backend.ascend.backend import AscendBackend
+from surefoot.backend.ascend.emulate import EmulatedVendor, Profile
+from surefoot.backend.ascend.machine import emulated_backend
 from surefoot.backend.reads import HostReads
+from surefoot.capture import CapturedCall
 from surefoot.config import make_config
+from surefoot.draft.drafter import DraftRow
 from surefoot.draft.mtp import MtpDrafter
 from surefoot.engine.engine import Engine
+from surefoot.engine.runner import ModelForward, ModelRunner
 from surefoot.step import Batch
+from surefoot.testing.drafters import StatelessDrafter
 from surefoot.testing.strategies import pairwise
 from surefoot.testing.tiny_hybrids import write_tiny_hybrid
 from surefoot.testing.tiny_latents import TinyLatentSizes, write_tiny_latents
@@ -30,6 +37,8 @@ from tests.lossless.harness import (
     Case,
     Counts,
     Run,
+    answer_of,
+    drain,
 )
 
 FACTORS: dict[str, tuple[object, ...]] = {
@@ -135,6 +144,61 @@ def test_smaller_ones_run_with_limits_lifted_and_it_is_said(
     fresh = Bench(npu.folder / "smaller", EMULATED)
     assert Run(fresh, Case("qwen3", "none", 1, batch=1)).finish() == []
     assert "heads must have a multiple of 16 up to 512 numbers, not 8" in caplog.text
+
+
+def test_engines_share_what_the_device_can_hold(tmp_path: Path) -> None:
+    """vllm-ascend #2472, #7907: graphs of a second engine exhaust the device's streams."""
+    vendor = EmulatedVendor(Profile(size_limits=False, most_graphs=1))
+    bench = Bench(tmp_path, EMULATED)
+    with patch("surefoot.engine.models.make_backend", lambda *_, **__: emulated_backend(vendor)):
+        bench.target("qwen3")
+    runs = [Run(bench, Case("qwen3", "right", depth, batch=3)) for depth in (2, 3)]
+    assert [run.finish() for run in runs] == [[], []]
+    assert [recordings_of(run.engine) for run in runs] == [1, 0]
+    # A closed engine gives its graphs back.
+    runs[0].engine.close()
+    last = Run(bench, Case("qwen3", "right", 2, batch=3))
+    assert last.finish() == []
+    assert recordings_of(last.engine) == 1
+
+
+def recordings_of(engine: Engine) -> int:
+    """How many steps it has recorded."""
+    runner = engine.parts.loop._runner
+    assert isinstance(runner, ModelRunner)
+    assert isinstance(runner._forward, ModelForward)
+    call = runner._forward._call
+    assert isinstance(call, CapturedCall)
+    return sum(recorded is not None for recorded in call._recorded.values())
+
+
+class OneDrafts(StatelessDrafter):
+    """Only the first request is drafted for."""
+
+    def guess(self, row: DraftRow) -> list[int]:
+        return [1] * row.limit if row.request.id == 1 else []
+
+
+def test_a_full_step_of_which_one_row_is_wide_fits_a_short_context(npu: Bench) -> None:
+    """All padding is then in one row, which is longer than any request."""
+    config = make_config(
+        **npu.device,
+        drafter="ngram",
+        draft_tokens=8,
+        page_tokens=16,
+        max_rows=8,
+        max_model_len=32,
+        memory=1 << 22,
+    )
+    engine = Engine(npu.target("qwen3"), config, None, OneDrafts())
+    params = replace(SAMPLING["greedy"], max_tokens=6)
+    requests = [engine.submit((start, 2, 3), params)[0] for start in range(1, 9)]
+    drain(engine)
+    assert [request.retries for request in requests] == [0] * 8
+    case = Case("qwen3", "none", 0)
+    assert [answer_of(request) for request in requests] == [
+        npu.alone(case, (start, 2, 3), params) for start in range(1, 9)
+    ]
 
 
 # The loop asks the device for values once a step: for the tokens that were chosen.

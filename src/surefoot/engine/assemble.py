@@ -121,7 +121,7 @@ def assemble(
     caches = target.model.description.caches
     own = drafter_caches(name, config, target, draft)
     plan, length = make_plan([*caches, *own], config, target, depth)
-    target.backend.check_caches(_shapes([*caches, *own]), plan.page_tokens)
+    target.backend.check_caches(cache_shapes([*caches, *own]), plan.page_tokens)
     pools = Pools(caches, plan, target.backend.device)
     ledger = Ledger(
         LedgerLimits(
@@ -151,7 +151,7 @@ def assemble(
     return Assembly(loop, ledger, scheduler, plan, pools, guarded, length)
 
 
-def _shapes(specs: Sequence[CacheSpec]) -> list[CacheShape]:
+def cache_shapes(specs: Sequence[CacheSpec]) -> list[CacheShape]:
     """What the backend has to work on."""
     shapes: list[CacheShape] = []
     for spec in specs:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -53,6 +55,7 @@ class AscendBackend(PlainStreams, PlainRouters):
         """Compute on a machine."""
         self.capabilities, self.device = machine.capabilities, machine.device
         self._vendor, self._misfit = machine.vendor, machine.misfit
+        self._recordings: WeakSet[AscendRecording] = WeakSet()
         side = (CAUSAL_MASK, CAUSAL_MASK)
         self._triangle = torch.ones(side, dtype=torch.bool, device=self.device).triu(1)
 
@@ -81,10 +84,22 @@ class AscendBackend(PlainStreams, PlainRouters):
         bounds: LayoutBounds,
         inputs: Sequence[Tensor],
         work: Callable[[RowOperators], Sequence[Tensor]],
-    ) -> Recording:
+    ) -> Recording | None:
         """See Backend."""
+        if not self._has_room():
+            return None
         places = Places(layout, bounds, self.device)
-        return AscendRecording(places, self._rows, work, self._vendor)
+        recording = AscendRecording(places, self._rows, work, self._vendor)
+        self._recordings.add(recording)
+        return recording
+
+    def _has_room(self) -> bool:
+        """Whether another recording fits beside those that are still used."""
+        most = self.capabilities.recordings
+        if len(self._recordings) >= most:
+            # An engine that was closed may be waiting for the collector, and holds its graphs.
+            gc.collect()
+        return len(self._recordings) < most
 
     def read(self, numbers: Tensor) -> list[int]:
         """See Backend."""
