@@ -22,7 +22,9 @@ demo: $(STAMP)
 
 # pytest last, so that its summary is the last line. Three failures end it: tests that wait in vain
 # would otherwise use up the time before anything is told about them.
+# The CPU's kernels are compiled once, before two workers would both begin to.
 test: lint
+	@$(BIN)/python -c "from surefoot.backend import make_backend as m; m('cpu', None).prepare(print)"
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --maxfail=3
 
 deep: $(STAMP)

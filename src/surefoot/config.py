@@ -16,6 +16,8 @@ DRAFTERS = ("auto", "none", "ngram", "draft-model", "mtp")
 DRAFTER_GROUP = "surefoot.drafters"
 """Entry-point group under which other packages offer drafters."""
 DTYPES = ("auto", "float32", "bfloat16")
+W8A8 = "w8a8"
+QUANTIZATIONS = (W8A8,)
 MAX_DRAFT_TOKENS = 16
 
 _ALGORITHMS = {
@@ -61,6 +63,10 @@ class EngineConfig:
         draft_tokens: most tokens guessed at once; None adapts to what pays.
         draft_model: path, hub id or packaged name of the draft model.
         dtype: element type of weights and caches; auto is the fastest one of the device.
+        quantization: w8a8 keeps the weights of linears in int8 and makes their inputs int8 row by
+            row: a quarter of float32's memory, faster where memory is slow, somewhat less exact,
+            and bitwise by nature. None leaves them as the checkpoint has them; one that is
+            quantised already (ModelSlim) needs no flag.
         device: name of the backend; auto takes the fastest that is present.
         emulate: run the device's operators on the CPU, and check each call against what they demand
             (device npu).
@@ -89,6 +95,7 @@ class EngineConfig:
     draft_tokens: int | None = None
     draft_model: str | None = None
     dtype: str = "auto"
+    quantization: str | None = None
     device: str = "auto"
     emulate: bool = False
     bitwise: bool | None = None
@@ -113,6 +120,7 @@ class EngineConfig:
         if self.drafter not in DRAFTERS:
             _choice("drafter", self.drafter, (*DRAFTERS, *plugin_names()))
         _choice("dtype", self.dtype, DTYPES)
+        _choice("quantization", self.quantization, (None, *QUANTIZATIONS))
         _whole("draft_tokens", self.draft_tokens, 0, MAX_DRAFT_TOKENS)
         _whole("max_model_len", self.max_model_len, 2, None)
         _whole("memory", self.memory, 1, None)
@@ -293,9 +301,10 @@ def _counted(name: str, value: object, low: int) -> int:
     return value
 
 
-def _choice(name: str, value: object, known: tuple[str, ...]) -> None:
+def _choice(name: str, value: object, known: tuple[str | None, ...]) -> None:
     if value not in known:
-        raise SettingError(name, f"{value!r} is unknown; known are {', '.join(known)}")
+        listed = ", ".join(each for each in known if each is not None)
+        raise SettingError(name, f"{value!r} is unknown; known are {listed}")
 
 
 _NEVER_NONE = ("max_rows", "max_step_tokens", "prefill_chunk", "point_every")

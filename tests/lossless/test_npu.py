@@ -55,7 +55,6 @@ FACTORS: dict[str, tuple[object, ...]] = {
 HEADLESS = ("qwen3", "sliding")
 EMULATED = {"device": "npu", "emulate": True}
 SAMPLE = [
-    Case("qwen3", "ngram", 5, sampling="top-p", preempt="forced", poison="nan"),
     Case("sliding", "draft-model", 2, chunk=5, batch=1, poison="garbage"),
     Case("hybrid", "mtp", 3, chunk=5, sampling="top-p", preempt="forced", poison="nan"),
     Case("hybrid experts", "mtp", 2, sampling="penalties", poison="garbage"),

@@ -67,8 +67,15 @@ def test_streams_side_by_side_give_what_llm_gives(
         want = [result.outputs for result in plain.generate(PROMPTS, values)]
 
     async def main(llm: AsyncLLM) -> None:
+        engine.hold()
         together = await llm.submit(PROMPTS, values)
-        alone = [await llm.submit([prompt], values) for prompt in PROMPTS]
+        # After a step four of the six run; before it the line would be too long with six more.
+        engine.let(1)
+        await until(lambda: engine.held_after(1))
+        coming = [asyncio.ensure_future(llm.submit([prompt], values)) for prompt in PROMPTS]
+        await until(lambda: handed_over(llm) == 3)
+        engine.release()
+        alone = await asyncio.gather(*coming)
         outputs = await together.completions()
         assert [output.index for output in outputs] == list(range(6))
         for at, stream in enumerate(alone):

@@ -95,7 +95,8 @@ def test_a_waiting_request_leaves_the_line(tiny: Served) -> None:
         assert tiny.engine.usage.waiting >= 2
         calls[3].leave()
         await runs[3]
-        await step_until(tiny.engine, lambda: tiny.in_the_house == 3)
+        tiny.engine.let(2)
+        await until(lambda: tiny.in_the_house == 3)
         for call in calls:
             call.leave()
         await asyncio.gather(*runs)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
+
+from surefoot.errors import WeightsError
 
 
 @dataclass(frozen=True)
@@ -227,3 +230,106 @@ class StreamGates:
     eps: float
     norm: Tensor
     norm_eps: float
+
+
+MOST_INPUTS = 131071
+"""Most products of two int8 numbers, each at most 128 * 128, whose sum surely fits int32."""
+
+LEAST_SCALE = torch.finfo(torch.float32).tiny
+"""Where a scale would be less, it is 1, and what it is of counts as 0."""
+
+
+@dataclass(frozen=True)
+class FixedInput:
+    """How inputs become int8 where that was settled beforehand (ModelSlim's static W8A8).
+
+    Attributes:
+        scale: what a step from one code to the next is worth, above 0.
+        offset: the code that stands for 0.
+        added: [outputs] int32, added to the sums: the bias, and what the offset brings into them.
+    """
+
+    scale: float
+    offset: int
+    added: Tensor
+
+
+@dataclass(frozen=True)
+class Int8Weight:
+    """A linear's weight in int8, whose inputs become int8 too (W8A8).
+
+    Of each row m of the input x come codes q[m] and a scale s[m], with halves rounded to even:
+
+        s[m] = max |x[m]| / 127, or 1 if that is below LEAST_SCALE;  q[m] = round(x[m] / s[m])
+        with `fixed`: s[m] = 1;  q[m] = round(x[m] / scale) + offset, cut off at -128 and 127
+
+    The result, whose operations are done one by one in float32 but for the sum, is
+
+        y[m, n] = float32(sum over k of q[m, k] values[n, k] (+ added[n])) * scales[n] * s[m]
+        y[m, n] + bias[n], if there is a bias
+
+    A row that holds NaN or an infinity becomes NaN throughout; it changes no other row. The sum is
+    exact in int32, in whatever order it is made. So every backend gives the same bits for float32,
+    and a row's bits never depend on the rows beside it: no fixed tiles and no tests of shapes are
+    needed. What comes in another element type is computed in float32 and rounded once.
+
+    Attributes:
+        values: [outputs, inputs] int8 with at most MOST_INPUTS inputs; [E, outputs, inputs] for
+            experts.
+        scales: [outputs] float32; [E, outputs] for experts.
+        fixed: None if scales of inputs are found row by row; always so for experts.
+    """
+
+    values: Tensor
+    scales: Tensor
+    fixed: FixedInput | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what int32 might not hold.
+
+        Raises:
+            WeightsError: there are more than MOST_INPUTS inputs, or as many as what is added to
+                their sums leaves no room for.
+        """
+        assert self.values.dtype == torch.int8, "codes are int8"
+        assert self.scales.shape == self.values.shape[:-1], "each output has one scale"
+        inputs, added = self.values.shape[-1], 0
+        if self.fixed is not None and self.fixed.added.numel():
+            added = int(self.fixed.added.long().abs().max())
+        if inputs > MOST_INPUTS or inputs * 128 * 128 + added > torch.iinfo(torch.int32).max:
+            raise WeightsError(
+                f"a weight in int8 has {inputs} inputs; with {added} added to sums of their "
+                f"products these might not fit int32; at most {MOST_INPUTS} inputs can be summed"
+            )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of the weight it stands for."""
+        return tuple(self.values.shape)
+
+    def to(self, device: torch.device) -> Int8Weight:
+        """The same on another device."""
+        fixed = self.fixed and replace(self.fixed, added=self.fixed.added.to(device))
+        return Int8Weight(self.values.to(device), self.scales.to(device), fixed)
+
+    def rows(self, pick: Callable[[Tensor], Tensor]) -> Int8Weight:
+        """Some of the outputs, or all in a new order; `pick` says which, along the first axis."""
+        if self.fixed is None:
+            return Int8Weight(pick(self.values), pick(self.scales))
+        fixed = replace(self.fixed, added=pick(self.fixed.added))
+        return Int8Weight(pick(self.values), pick(self.scales), fixed)
+
+    def columns(self, order: Tensor) -> Int8Weight:
+        """The inputs in a new order."""
+        return replace(self, values=self.values[..., order])
+
+
+Weight = Tensor | Int8Weight
+"""A linear's weight, as backends pack it."""
+
+
+def experts_of(weight: Weight) -> tuple[Weight, ...]:
+    """The weight of each expert; they share memory with the whole."""
+    if isinstance(weight, Int8Weight):
+        return tuple(map(Int8Weight, weight.values.unbind(), weight.scales.unbind()))
+    return weight.unbind()

@@ -23,6 +23,7 @@ from surefoot.backend.operands import (
     LayoutBounds,
     RowLayout,
     StreamGates,
+    Weight,
 )
 from surefoot.backend.row_operators import RowOperators
 
@@ -48,6 +49,7 @@ class Capabilities:
             before the accepted counts of the last one are known there.
         ordered_entries: among equal scores `choose_entries` takes the lowest index.
         composed: operators for which the device has none, made of several.
+        int8: whether it packs weights in int8.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Capabilities:
     host_lengths: bool = False
     ordered_entries: bool = True
     composed: tuple[str, ...] = ()
+    int8: bool = False
 
 
 class Experts(Protocol):
@@ -79,7 +82,7 @@ class Experts(Protocol):
 
 
 class Linear(Protocol):
-    """A packed weight: y = x W^T + b."""
+    """A packed weight: y = x W^T + b, exactly as Int8Weight says for one of those."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map [T, inputs] to [T, outputs], same dtype; T may be 0."""
@@ -132,12 +135,15 @@ class Backend(Protocol):
         """
         ...
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        """Prepare weight [outputs, inputs] and bias [outputs] for repeated use."""
+    def pack_linear(self, weight: Weight, bias: Tensor | None) -> Linear:
+        """Prepare weight [outputs, inputs] and bias [outputs] for repeated use.
+
+        What an Int8Weight gives is defined to the last bit; see there.
+        """
         ...
 
     def pack_gated(
-        self, weight: Tensor, bias: Tensor | None, limit: float = math.inf
+        self, weight: Weight, bias: Tensor | None, limit: float = math.inf
     ) -> Callable[[Tensor], Tensor]:
         """Prepare silu(gate) * up of one input.
 
@@ -201,12 +207,12 @@ class Backend(Protocol):
         """
         ...
 
-    def pack_experts(self, gate_up: Tensor, down: Tensor, limit: float = math.inf) -> Experts:
+    def pack_experts(self, gate_up: Weight, down: Weight, limit: float = math.inf) -> Experts:
         """Prepare experts.
 
         Args:
             gate_up: [E, 2 * inner, hidden], the gate's rows first.
-            down: [E, hidden, inner].
+            down: [E, hidden, inner]; either may be int8.
             limit: see pack_gated.
         """
         ...

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from surefoot.backend.angles import rotary_angles
 from surefoot.backend.noise import NoiseField, NoiseKey
-from surefoot.backend.operands import DeltaCaches, Fold, RowLayout
+from surefoot.backend.operands import DeltaCaches, Fold, Int8Weight, RowLayout, Weight, experts_of
 from surefoot.backend.order import argmax_rows, temper
+from surefoot.backend.plain_int8 import PlainInt8Linear
 from surefoot.backend.plain_routers import PlainRouters
 from surefoot.backend.plain_streams import PlainStreams
 from surefoot.backend.protocol import UNCHOSEN, Capabilities, Experts, Linear
@@ -48,10 +49,16 @@ class ReferenceLinear:
 
 @dataclass(frozen=True)
 class ReferenceExperts:
-    """Experts, token by token; gate_up [E, 2 * inner, hidden], down [E, hidden, inner]."""
+    """Experts, token by token.
 
-    gate_up: Tensor
-    down: Tensor
+    Attributes:
+        gate_up: of each expert, [T, hidden] to [T, 2 * inner].
+        down: of each expert, [T, inner] to [T, hidden].
+        limit: see Backend.pack_gated.
+    """
+
+    gate_up: tuple[Linear, ...]
+    down: tuple[Linear, ...]
     limit: float
 
     def __call__(self, x: Tensor, choice: Tensor, weights: Tensor) -> Tensor:
@@ -61,10 +68,10 @@ class ReferenceExperts:
             for place, expert in enumerate(experts):
                 if expert < 0:
                     continue
-                gate, up = torch.mv(self.gate_up[expert], x[token]).chunk(2)
+                gate, up = self.gate_up[expert](x[token][None]).chunk(2, dim=1)
                 gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
                 inner = gate / (1 + torch.exp(-gate)) * up
-                out[token] += weights[token, place] * torch.mv(self.down[expert], inner)
+                out[token] += weights[token, place] * self.down[expert](inner)[0]
         return out
 
 
@@ -80,14 +87,17 @@ class ReferenceBackend(PlainStreams, PlainRouters, Unrecorded):
             page_tokens=16,
             max_draft_tokens=64,
             recordings=0,
+            int8=True,
         )
         self.device = torch.device("cpu")
 
     def prepare(self, progress: Callable[[str], None]) -> None:
         """See Backend: there is nothing to do."""
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+    def pack_linear(self, weight: Weight, bias: Tensor | None) -> Linear:
         """See Backend."""
+        if isinstance(weight, Int8Weight):
+            return PlainInt8Linear(weight, bias)
         return ReferenceLinear(weight.float(), None if bias is None else bias.float())
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -95,7 +105,7 @@ class ReferenceBackend(PlainStreams, PlainRouters, Unrecorded):
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
 
     def pack_gated(
-        self, weight: Tensor, bias: Tensor | None, limit: float = math.inf
+        self, weight: Weight, bias: Tensor | None, limit: float = math.inf
     ) -> Callable[[Tensor], Tensor]:
         """See Backend."""
         both = self.pack_linear(weight, bias)
@@ -120,9 +130,13 @@ class ReferenceBackend(PlainStreams, PlainRouters, Unrecorded):
         """See Backend."""
         return ReferenceRows(layout)
 
-    def pack_experts(self, gate_up: Tensor, down: Tensor, limit: float = math.inf) -> Experts:
+    def pack_experts(self, gate_up: Weight, down: Weight, limit: float = math.inf) -> Experts:
         """See Backend."""
-        return ReferenceExperts(gate_up.float(), down.float(), limit)
+        gates, outs = (
+            tuple(self.pack_linear(expert, None) for expert in experts_of(weight))
+            for weight in (gate_up, down)
+        )
+        return ReferenceExperts(gates, outs, limit)
 
     def top_k(self, scores: Tensor, n: int) -> tuple[Tensor, Tensor]:
         """See Backend."""

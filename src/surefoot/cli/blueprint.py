@@ -6,7 +6,7 @@ Loads torch, so commands import this module when they run.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
@@ -24,6 +24,7 @@ from surefoot.engine.assemble import (
     make_plan,
     resolve_drafter,
 )
+from surefoot.engine.forms import told, weight_form
 from surefoot.engine.models import LoadedModel, Progress, dtype_for
 from surefoot.errors import ModelError
 from surefoot.model.model import Description, DraftHead
@@ -32,8 +33,9 @@ from surefoot.state.plan import MemoryPlan
 from surefoot.state.pool import Pools
 from surefoot.state.spec import DTYPE_BYTES, CacheSpec, Paged, Recurrent, Ring
 from surefoot.step import Batch
-from surefoot.weights.load import read_config
+from surefoot.weights.load import open_checkpoint, read_config
 from surefoot.weights.locate import PACKAGED, locate
+from surefoot.weights.modelslim import find_description
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,7 @@ class Blueprint:
         max_model_len: longest context that fits, in tokens.
         drafter: who would guess ahead.
         weight_bytes: what the parameters take, those of the draft model included.
+        form: how weights are kept; see WeightForm.
         backend: where it would run.
         dtype: element type of weights and caches.
     """
@@ -117,6 +120,7 @@ class Blueprint:
     max_model_len: int
     drafter: str
     weight_bytes: int
+    form: str
     backend: Backend
     dtype: str
 
@@ -132,6 +136,7 @@ class Blueprint:
             "pages": self.plan.pages,
             "slots": self.plan.slots,
             "points": self.plan.points,
+            "weight_form": self.form,
             "bytes": self._bytes(),
             **self._footprint.entry(),
             "request_state": None if self.state is None else self.state.entry(),
@@ -201,7 +206,7 @@ class Blueprint:
             ("draft head", self.description.draft_head or "none"),
             ("drafter", f"{self.drafter}, up to {plan.draft_tokens} tokens"),
             ("longest context", f"{self.max_model_len:,} tokens"),
-            ("weights", f"{bytes_text(size['weights'])} in {self.dtype}"),
+            ("weights", f"{bytes_text(size['weights'])} in {told(self.form, self.dtype)}"),
             ("pages", f"{plan.pages:,} of {plan.page_tokens} tokens, {bytes_text(size['pages'])}"),
             ("slots", f"{plan.slots:,}, {bytes_text(size['slots'])}"),
             ("resume points", f"{plan.points:,}, {bytes_text(size['points'])}"),
@@ -230,7 +235,7 @@ def draw(model: str, configs: Sequence[EngineConfig], progress: Progress) -> Blu
     first = configs[0]
     backend = make_backend(first.device, first.bitwise, emulate=first.emulate)
     dtype = dtype_for(backend, first.dtype)
-    target = _unloaded(model, first.revision, backend, dtype, progress)
+    target = _unloaded(model, first, backend, dtype, progress)
     drafters = {config: resolve_drafter(target, config) for config in configs}
     depths = {
         config: 0 if drafter == "none" else config.most_draft_tokens
@@ -239,7 +244,10 @@ def draw(model: str, configs: Sequence[EngineConfig], progress: Progress) -> Blu
     config = max(configs, key=lambda config: depths[config])
     check_lengths(target, config, depths[config])
     named = next((each.draft_model for each in configs if each.draft_model is not None), None)
-    draft = None if named is None else _unloaded(named, None, backend, dtype, progress, "draft.")
+    draft = None
+    if named is not None:
+        own = replace(first, revision=None)
+        draft = _unloaded(named, own, backend, dtype, progress, "draft.")
     models = [target] if draft is None else [target, draft]
     more: list[CacheSpec] = []
     for name in dict.fromkeys(drafters.values()):
@@ -256,6 +264,7 @@ def draw(model: str, configs: Sequence[EngineConfig], progress: Progress) -> Blu
         max_model_len=longest,
         drafter=drafters[config],
         weight_bytes=sum(each.weight_bytes for each in models),
+        form=target.form,
         backend=backend,
         dtype=dtype,
     )
@@ -280,17 +289,34 @@ class _ConfigOnly:
 
 def _unloaded(
     name: str,
-    revision: str | None,
+    config: EngineConfig,
     backend: Backend,
     dtype: str,
     progress: Progress,
     prefix: str = "",
 ) -> LoadedModel:
-    """What the engine's planning needs to know of a model, from its config."""
-    config = read_config(locate_config(name, revision, progress))
-    description = family_of(config).describe(config, dtype, prefix)
-    size = description.parameters * DTYPE_BYTES[dtype]
-    return LoadedModel(name, _ConfigOnly(description), backend, dtype, None, {}, size)
+    """What the engine's planning needs to know of a model, from its config.
+
+    Only ModelSlim's folders are opened, as their configs do not say what is in int8.
+    """
+    path = locate_config(name, config.revision, progress)
+    opened = open_checkpoint(path) if _is_modelslim(path) else None
+    try:
+        known = read_config(path) if opened is None else opened.config
+        family = family_of(known)
+        described = family.describe(known, dtype, prefix)
+        form = weight_form(opened, family, described, config.quantization, backend)
+    finally:
+        if opened is not None:
+            opened.close()
+    size = form.bytes(described, DTYPE_BYTES[dtype])
+    model = _ConfigOnly(described)
+    return LoadedModel(name, model, backend, dtype, None, {}, size, form=form.name)
+
+
+def _is_modelslim(path: Path) -> bool:
+    """Whether this is a folder of ModelSlim's with its weights there."""
+    return path.is_dir() and find_description(path) is not None and any(path.glob("*.safetensors"))
 
 
 def locate_config(model: str, revision: str | None, progress: Progress) -> Path:

@@ -23,7 +23,7 @@ from surefoot.cli.flags import (
     whole,
     wholes,
 )
-from surefoot.config import EngineConfig, make_config, resolve_speculation
+from surefoot.config import QUANTIZATIONS, EngineConfig, make_config, resolve_speculation
 from surefoot.errors import SettingError
 from surefoot.params import SamplingParams
 from surefoot.weights.locate import PACKAGED
@@ -104,6 +104,9 @@ class EngineOptions:
         int | None, flag(_ENGINE["ngram_min"], _DEFAULTS.ngram_min, convert=whole)
     ] = None
     dtype: Annotated[str | None, flag(_ENGINE["dtype"], _DEFAULTS.dtype)] = None
+    quantization: Annotated[
+        str | None, flag(_ENGINE["quantization"], metavar="|".join(QUANTIZATIONS))
+    ] = None
     device: Annotated[str | None, flag(_ENGINE["device"], _DEFAULTS.device)] = None
     emulate: Annotated[bool | None, switch(_ENGINE["emulate"])] = None
     bitwise: Annotated[bool | None, switch(_ENGINE["bitwise"], off=("--no-bitwise",))] = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -11,7 +11,8 @@ import torch
 
 from surefoot.backend import make_backend
 from surefoot.backend.protocol import Backend
-from surefoot.config import EngineConfig
+from surefoot.config import W8A8, EngineConfig
+from surefoot.engine.forms import FLOATS, WeightForm, told, weight_form
 from surefoot.errors import MemoryPlanError, SettingError
 from surefoot.model.model import Description, Model
 from surefoot.model.registry import family_of
@@ -38,8 +39,9 @@ class LoadedModel:
         dtype: element type of weights and caches, e.g. "float32".
         tokenizer: None if the checkpoint brings none; then only token ids are served.
         generation: the checkpoint's own sampling defaults.
-        weight_bytes: what the parameters take in this element type.
+        weight_bytes: what the parameters take.
         family_format: how conversations are written if the tokenizer has no chat template.
+        form: how the weights of linears are kept.
     """
 
     name: str
@@ -50,6 +52,7 @@ class LoadedModel:
     generation: Mapping[str, object]
     weight_bytes: int
     family_format: ChatFormat | None = None
+    form: str = FLOATS
 
     @cached_property
     def chat_format(self) -> ChatFormat | None:
@@ -81,19 +84,27 @@ def load(name: str, config: EngineConfig, progress: Progress = silent) -> Loaded
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     path = locate(name, revision=config.revision, progress=progress)
-    return load_on(name, path, backend, config.dtype, progress)
+    return load_on(name, path, backend, config.dtype, progress, quantization=config.quantization)
 
 
 def load_on(
-    name: str, path: Path, backend: Backend, dtype: str, progress: Progress, prefix: str = ""
+    name: str,
+    path: Path,
+    backend: Backend,
+    dtype: str,
+    progress: Progress,
+    prefix: str = "",
+    quantization: str | None = None,
 ) -> LoadedModel:
     """Load the model at `path` onto a backend; its cache names start with `prefix`."""
     kind = dtype_for(backend, dtype)
     checkpoint = open_checkpoint(path)
     try:
-        take = TensorTaker(checkpoint, DTYPES[kind], progress)
         family = family_of(checkpoint.config)
-        _require_memory(family.describe(checkpoint.config, kind, prefix), name, backend, kind)
+        described = family.describe(checkpoint.config, kind, prefix)
+        form = weight_form(checkpoint, family, described, quantization, backend)
+        _require_memory(described, form, name, backend, kind)
+        take = TensorTaker(checkpoint, DTYPES[kind], progress, form.int8)
         model = family.load(take, checkpoint.config, backend, prefix)
         take.finish()
         tokenizer = _tokenizer(checkpoint, path)
@@ -101,27 +112,34 @@ def load_on(
         chat = family.chat_format(path) if family.chat_format is not None else None
     finally:
         checkpoint.close()
-    size = model.description.parameters * DTYPES[kind].itemsize
-    return LoadedModel(name, model, backend, kind, tokenizer, generation, size, chat)
+    size = form.bytes(model.description, DTYPES[kind].itemsize)
+    return LoadedModel(name, model, backend, kind, tokenizer, generation, size, chat, form.name)
 
 
-def _require_memory(description: Description, name: str, backend: Backend, dtype: str) -> None:
+def _require_memory(
+    description: Description, form: WeightForm, name: str, backend: Backend, dtype: str
+) -> None:
     """Refuse before anything is read.
 
     Raises:
         MemoryPlanError: the weights do not fit into what is free.
     """
-    needed, free = description.parameters * DTYPES[dtype].itemsize, backend.free_memory()
+    needed, free = form.bytes(description, DTYPES[dtype].itemsize), backend.free_memory()
     if needed > free:
         others = [other for other in backend.capabilities.dtypes if other != dtype]
         smaller = [
-            f"--dtype {other} ({_gib(description.parameters * DTYPES[other].itemsize)})"
+            f"--dtype {other} ({_gib(form.bytes(description, DTYPES[other].itemsize))})"
             for other in others
             if DTYPES[other].itemsize < DTYPES[dtype].itemsize
         ]
+        if form.name == FLOATS and description.linears.numbers and backend.capabilities.int8:
+            size = replace(form, linears=description.linears).bytes(
+                description, DTYPES[dtype].itemsize
+            )
+            smaller.append(f"--quantization {W8A8} ({_gib(size)})")
         raise MemoryPlanError(
             f"the {description.parameters:,} weights of {name} need {_gib(needed)} in "
-            f"{dtype}, and {_gib(free)} are free; "
+            f"{told(form.name, dtype)}, and {_gib(free)} are free; "
             f"take {' or '.join([*smaller, 'a smaller model'])}"
         )
 
@@ -140,7 +158,15 @@ def load_draft(
     """
     assert config.draft_model is not None, "config was checked"
     path = locate(config.draft_model, revision=None, progress=progress)
-    draft = load_on(config.draft_model, path, target.backend, target.dtype, progress, "draft.")
+    draft = load_on(
+        config.draft_model,
+        path,
+        target.backend,
+        target.dtype,
+        progress,
+        "draft.",
+        config.quantization,
+    )
     ours, theirs = target.model.description.vocab_size, draft.model.description.vocab_size
     if ours != theirs:
         raise SettingError(

@@ -25,7 +25,7 @@ from surefoot.model.deepseek_v4_config import (
     LatentConfig,
     read_config,
 )
-from surefoot.model.deepseek_v4_weights import LatentTensors
+from surefoot.model.deepseek_v4_weights import INT8_LINEARS, LatentTensors
 from surefoot.model.layers.hyper import HyperConnection, StreamHead
 from surefoot.model.layers.latent import (
     Compressor,
@@ -41,7 +41,7 @@ from surefoot.state.spec import CacheSpec, Held, Paged, Part, Ring
 from surefoot.step import Batch
 from surefoot.weights.load import TensorTaker
 
-__all__ = ["ARCHITECTURES", "LatentModel", "MtpHead", "describe"]
+__all__ = ["ARCHITECTURES", "INT8_LINEARS", "LatentModel", "MtpHead", "describe"]
 
 _MTP = "mtp"
 
@@ -63,6 +63,7 @@ def _describe(config: LatentConfig, dtype: str, prefix: str, mtp: bool) -> Descr
         draft_head=_MTP if mtp else None,
         draft_caches=(_window(config, dtype, _mtp_cache(prefix), 1),) if mtp else (),
         hidden_shape=(config.streams.count, config.hidden),
+        linears=config.linears(mtp),
     )
 
 

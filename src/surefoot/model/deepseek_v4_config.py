@@ -11,6 +11,7 @@ from surefoot.model.layers.latent import Compressor, IndexerSizes, LatentSizes
 from surefoot.model.layers.rotary import make_partial_rotary
 from surefoot.model.layers.routed import RoutedSizes
 from surefoot.model.model import ConfigReader
+from surefoot.weights.counts import Linears
 
 ARCHITECTURES = ("DeepseekV4ForCausalLM",)
 WINDOW, SPARSE, HEAVY = "window", "sparse", "heavy"
@@ -96,6 +97,14 @@ class LatentConfig:
             count += self.indexer.parameters(hidden, self.attention.query_rank)
             count += self.sparse.parameters(hidden, self.indexer.size)
         return count
+
+    def linears(self, mtp: bool) -> Linears:
+        """What W8A8 makes int8, with or without the draft head."""
+        hidden = self.hidden
+        layer = self.attention.linears(hidden) + self.feed.linears(hidden)
+        count = layer * (len(self.kinds) + mtp) + Linears.head(self.vocab_size, hidden, tied=False)
+        count += self.indexer.linears(self.attention.query_rank) * self.kinds.count(SPARSE)
+        return count + Linears.of(hidden, hidden, hidden) * mtp
 
 
 def read_config(config: Mapping[str, object]) -> LatentConfig:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from surefoot.backend.operands import StreamGates
+from surefoot.backend.operands import StreamGates, Weight
 from surefoot.backend.protocol import Backend, Linear
 from surefoot.errors import WeightsError
 from surefoot.model.deepseek_v4_config import HASHED, SPARSE, LatentConfig
@@ -21,7 +22,19 @@ from surefoot.model.layers.latent import (
     trailing_order,
 )
 from surefoot.model.layers.routed import BiasedChoice, RoutedFeed, TableChoice
+from surefoot.model.layers.weights import joined, pick_columns, pick_rows, stacked, take_alike
 from surefoot.weights.load import TensorTaker
+
+INT8_LINEARS = re.compile(
+    r".*\.self_attn\.(q_a|q_b|kv|o_a|o_b)_proj\.weight"
+    r"|.*\.indexer\.q_b_proj\.weight"
+    r"|.*\.mlp\.(shared_experts|experts\.\d+)\.(gate|up|down)_proj\.weight"
+    r"|.*\.mlp\.experts\.(gate_up|down)_proj"
+    r"|mtp\.\d+\.[eh]_proj\.weight"
+    r"|lm_head\.weight"
+)
+"""Names of what W8A8 makes int8: not routers, compressors, the indexer's weights of heads, nor the
+products of hyper-connections."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +59,9 @@ class LatentTensors:
         """A tensor in float32, whatever the model's element type."""
         return self.take.take(name, shape, torch.float32).to(self.backend.device)
 
-    def weight(self, name: str, outputs: int, inputs: int) -> Tensor:
+    def weight(self, name: str, outputs: int, inputs: int) -> Weight:
         """The weight of the linear `name`."""
-        return self.take.take(name + ".weight", (outputs, inputs))
+        return self.take.weight(name + ".weight", (outputs, inputs))
 
     def linear(self, name: str, outputs: int, inputs: int) -> Linear:
         """The linear `name`, packed."""
@@ -93,15 +106,19 @@ class LatentTensors:
         """The attention of a layer of this kind whose tensors start with `name`."""
         config, sizes = self.config, self.config.attention
         hidden, order = config.hidden, trailing_order(sizes.size, sizes.rotated)
-        latent = self.weight(name + "kv_proj", sizes.size, hidden)[order]
-        low = self.weight(name + "q_a_proj", sizes.query_rank, hidden)
+        shapes = {
+            name + "q_a_proj.weight": (sizes.query_rank, hidden),
+            name + "kv_proj.weight": (sizes.size, hidden),
+        }
+        low, latent = take_alike(self.take, shapes)
+        latent = pick_rows(latent, lambda rows: rows[order])
         queries = self.weight(name + "q_b_proj", sizes.heads * sizes.size, sizes.query_rank)
         compressor = config.compressor(kind)
         inner = name + "compressor."
         return LatentAttention(
             sizes=sizes,
             eps=config.eps,
-            low=self.backend.pack_linear(torch.cat((low, latent)), None),
+            low=self.backend.pack_linear(joined((low, latent)), None),
             low_norm=self.vector(name + "q_a_norm.weight", sizes.query_rank),
             queries=self._heads(queries, order),
             head_norm=torch.ones(sizes.size, dtype=self.take.dtype, device=self.backend.device),
@@ -115,17 +132,25 @@ class LatentTensors:
             backend=self.backend,
         )
 
-    def _heads(self, weight: Tensor, order: Tensor) -> Linear:
+    def _heads(self, weight: Weight, order: Tensor) -> Linear:
         """A linear to heads, each in a new order."""
-        ordered = weight.view(-1, len(order), weight.shape[1])[:, order]
-        return self.backend.pack_linear(ordered.flatten(0, 1), None)
+        size = len(order)
+        ordered = pick_rows(
+            weight, lambda rows: rows.unflatten(0, (-1, size))[:, order].flatten(0, 1)
+        )
+        return self.backend.pack_linear(ordered, None)
 
     def _groups(self, name: str, order: Tensor) -> tuple[Linear, ...]:
         sizes = self.config.attention
-        heads = sizes.heads // sizes.groups
-        weight = self.weight(name, sizes.groups * sizes.output_rank, heads * sizes.size)
-        by_head = weight.view(sizes.groups, sizes.output_rank, heads, sizes.size)[..., order]
-        return tuple(self.backend.pack_linear(group.flatten(1), None) for group in by_head)
+        heads, rank = sizes.heads // sizes.groups, sizes.output_rank
+        weight = self.weight(name, sizes.groups * rank, heads * sizes.size)
+        starts = torch.arange(heads)[:, None] * sizes.size
+        by_head = pick_columns(weight, (starts + order).flatten())
+        groups = [
+            pick_rows(by_head, lambda rows, at=at: rows[at : at + rank])  # type: ignore[misc]
+            for at in range(0, sizes.groups * rank, rank)
+        ]
+        return tuple(self.backend.pack_linear(group, None) for group in groups)
 
     def _raw(self, name: str, form: Compressor, size: int) -> RawRows:
         """What makes entries of `size`; its tensors start with `name`."""
@@ -164,14 +189,13 @@ class LatentTensors:
         sizes, hidden = self.config.feed, self.config.hidden
         weight = self.take.take(name + "gate.weight", (sizes.experts, hidden), torch.float32)
         shared = name + "shared_experts."
-        gate_up, down = self._expert(shared)
         return RoutedFeed(
             scale=sizes.scale,
             router=self.backend.pack_linear(weight, None),
             choice=self._choice(name + "gate.", router),
             experts=self.backend.pack_experts(*self._experts(name + "experts."), sizes.limit),
-            gated=self.backend.pack_gated(gate_up, None, sizes.limit),
-            down=self.backend.pack_linear(down, None),
+            gated=self.backend.pack_gated(self._gate_and_up(shared), None, sizes.limit),
+            down=self.backend.pack_linear(self._down(shared), None),
             backend=self.backend,
         )
 
@@ -190,24 +214,24 @@ class LatentTensors:
             raise WeightsError(f"tensor {name!r} must hold expert ids from 0 to {experts - 1} only")
         return table
 
-    def _expert(self, name: str) -> tuple[Tensor, Tensor]:
-        """gate_up [2 inner, hidden] and down [hidden, inner] of one expert."""
-        inner, hidden = self.config.feed.inner, self.config.hidden
-        parts = [self.weight(f"{name}{part}_proj", inner, hidden) for part in ("gate", "up")]
-        return torch.cat(parts), self.weight(name + "down_proj", hidden, inner)
+    def _gate_and_up(self, name: str) -> Weight:
+        """[2 inner, hidden] of one expert."""
+        shape = (self.config.feed.inner, self.config.hidden)
+        names = (f"{name}{part}_proj.weight" for part in ("gate", "up"))
+        return joined(take_alike(self.take, dict.fromkeys(names, shape)))
 
-    def _experts(self, name: str) -> tuple[Tensor, Tensor]:
+    def _down(self, name: str) -> Weight:
+        """[hidden, inner] of one expert."""
+        return self.weight(name + "down_proj", self.config.hidden, self.config.feed.inner)
+
+    def _experts(self, name: str) -> tuple[Weight, Weight]:
         """gate_up [E, 2 inner, hidden] and down [E, hidden, inner], stored whole or one by one."""
         sizes, hidden = self.config.feed, self.config.hidden
-        shape = (sizes.experts, 2 * sizes.inner, hidden)
         if self.take.has(name + "gate_up_proj"):
-            down_shape = (sizes.experts, hidden, sizes.inner)
+            shape, down = (2 * sizes.inner, hidden), (hidden, sizes.inner)
             return (
-                self.take.take(name + "gate_up_proj", shape),
-                self.take.take(name + "down_proj", down_shape),
+                self.take.weight(name + "gate_up_proj", (sizes.experts, *shape)),
+                self.take.weight(name + "down_proj", (sizes.experts, *down)),
             )
-        gate_up = torch.empty(shape, dtype=self.take.dtype)
-        down = torch.empty(sizes.experts, hidden, sizes.inner, dtype=self.take.dtype)
-        for expert in range(sizes.experts):
-            gate_up[expert], down[expert] = self._expert(f"{name}{expert}.")
-        return gate_up, down
+        names = [f"{name}{expert}." for expert in range(sizes.experts)]
+        return stacked(names, self._gate_and_up), stacked(names, self._down)

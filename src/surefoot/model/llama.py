@@ -6,6 +6,7 @@ They differ in biases, in a norm on queries and keys, and in which layers see on
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,16 +21,25 @@ from surefoot.errors import ModelError
 from surefoot.model.layers.finite import finite_drafts
 from surefoot.model.layers.head import take_head
 from surefoot.model.layers.rotary import make_rotary
+from surefoot.model.layers.weights import take_linears
 from surefoot.model.model import ConfigReader, Description, DraftHead
 from surefoot.state.pool import Pools
 from surefoot.state.spec import CacheSpec, Held, Paged, Part, Ring
 from surefoot.step import Batch
+from surefoot.weights.counts import Linears
 from surefoot.weights.load import TensorTaker
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _QKV_BIAS_ALWAYS = ("Qwen2ForCausalLM",)
 _HEAD_NORMS = ("Qwen3ForCausalLM",)
 _WINDOW_SWITCHED = ("Qwen2ForCausalLM", "Qwen3ForCausalLM")
+_EMBEDDING = "model.embed_tokens.weight"
+
+INT8_LINEARS = re.compile(
+    r"model\.layers\.\d+\.(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj)\.weight"
+    r"|lm_head\.weight"
+)
+"""Names of what W8A8 makes int8."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +78,15 @@ class LlamaConfig:
         layer += self.head_norms * 2 * self.head_dim
         table = self.vocab_size * self.hidden_size
         return len(self.windows) * layer + table * (1 if self.tied else 2) + self.hidden_size
+
+    @property
+    def linears(self) -> Linears:
+        """What W8A8 makes int8."""
+        hidden, wide = self.hidden_size, self.intermediate_size
+        keys, queries = self.key_heads * self.head_dim, self.heads * self.head_dim
+        layer = Linears.of(hidden, queries, keys, keys, wide, wide)
+        layer += Linears.of(queries, hidden) + Linears.of(wide, hidden)
+        return layer * len(self.windows) + Linears.head(self.vocab_size, hidden, self.tied)
 
 
 def read_config(config: Mapping[str, object]) -> LlamaConfig:
@@ -151,6 +170,7 @@ def _describe(config: LlamaConfig, dtype: str, prefix: str) -> Description:
         draft_head=None,
         draft_caches=(),
         hidden_shape=(config.hidden_size,),
+        linears=config.linears,
     )
 
 
@@ -251,16 +271,16 @@ class LlamaModel:
             backend
         )
         table = (self.config.vocab_size, self.config.hidden_size)
-        embedding = take.take("model.embed_tokens.weight", table)
+        embedding = take.take(_EMBEDDING, table)
         self._embedding = embedding.to(backend.device)
         self._layers = [
             _take_layer(take, self.config, backend, i, prefix)
             for i in range(len(self.config.windows))
         ]
         self._norm = take.take("model.norm.weight", (self.config.hidden_size,)).to(backend.device)
-        head = take_head(take, embedding, self.config.tied)
+        head, tied = take_head(take, _EMBEDDING, embedding, self.config.tied)
         self._head = backend.pack_linear(head, None)
-        self.config = replace(self.config, tied=head is embedding)
+        self.config = replace(self.config, tied=tied)
         dtype = str(take.dtype).removeprefix("torch.")
         self.description = _describe(self.config, dtype, prefix)
 
@@ -290,15 +310,13 @@ def _take_layer(
 ) -> Layer:
     name = f"model.layers.{index}."
     hidden, wide = config.hidden_size, config.intermediate_size
-    gate_up = [
-        _weight_bias(take, f"{name}mlp.{part}_proj", wide, hidden, config.mlp_bias)
-        for part in ("gate", "up")
-    ]
-    down = _weight_bias(take, name + "mlp.down_proj", hidden, wide, config.mlp_bias)
+    parts = {f"{name}mlp.{part}_proj": wide for part in ("gate", "up")}
+    gate_up = take_linears(take, parts, hidden, config.mlp_bias)
+    down = take_linears(take, {name + "mlp.down_proj": hidden}, wide, config.mlp_bias)
     norm = take.take(name + "post_attention_layernorm.weight", (hidden,))
     return Layer(
         attention=_take_attention(take, config, backend, index, prefix),
-        gated=backend.pack_gated(*_joined(gate_up)),
+        gated=backend.pack_gated(*gate_up),
         down=backend.pack_linear(*down),
         norm=norm.to(backend.device),
     )
@@ -309,15 +327,16 @@ def _take_attention(
 ) -> Attention:
     before = take.take(f"model.layers.{index}.input_layernorm.weight", (config.hidden_size,))
     name = f"model.layers.{index}.self_attn."
-    heads, keys, size = config.heads, config.key_heads, config.head_dim
-    take.skip(name + "rotary_emb.inv_freq")
-    qkv = [
-        _weight_bias(take, f"{name}{part}_proj", count * size, config.hidden_size, config.qkv_bias)
-        for part, count in (("q", heads), ("k", keys), ("v", keys))
-    ]
-    output = _weight_bias(
-        take, name + "o_proj", config.hidden_size, heads * size, config.output_bias
+    hidden, heads, keys, size = (
+        config.hidden_size,
+        config.heads,
+        config.key_heads,
+        config.head_dim,
     )
+    take.skip(name + "rotary_emb.inv_freq")
+    parts = {f"{name}{part}_proj": n * size for part, n in (("q", heads), ("k", keys), ("v", keys))}
+    qkv = take_linears(take, parts, hidden, config.qkv_bias)
+    output = take_linears(take, {name + "o_proj": hidden}, heads * size, config.output_bias)
     norms = None
     if config.head_norms:
         q_norm, k_norm = (take.take(f"{name}{part}_norm.weight", (size,)) for part in ("q", "k"))
@@ -327,7 +346,7 @@ def _take_attention(
     window = config.windows[index]
     return Attention(
         config=config,
-        qkv=backend.pack_linear(*_joined(qkv)),
+        qkv=backend.pack_linear(*qkv),
         output=backend.pack_linear(*output),
         norms=norms,
         window=window,
@@ -336,16 +355,3 @@ def _take_attention(
         backend=backend,
         norm=before.to(backend.device),
     )
-
-
-def _weight_bias(
-    take: TensorTaker, name: str, outputs: int, inputs: int, biased: bool
-) -> tuple[Tensor, Tensor | None]:
-    bias = take.take(name + ".bias", (outputs,)) if biased else None
-    return take.take(name + ".weight", (outputs, inputs)), bias
-
-
-def _joined(parts: list[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of several linears that read the same input, one below the other."""
-    biases = [bias for _, bias in parts if bias is not None]
-    return torch.cat([weight for weight, _ in parts]), torch.cat(biases) if biases else None

@@ -13,6 +13,7 @@ from surefoot.errors import ModelError
 from surefoot.state.pool import Pools
 from surefoot.state.spec import CacheSpec
 from surefoot.step import Batch
+from surefoot.weights.counts import NO_LINEARS, Linears
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Description:
         draft_head: name of the draft head in the checkpoint, or None.
         draft_caches: what the draft head keeps for one request.
         hidden_shape: of one token's hidden state, as `forward` returns it.
+        linears: what W8A8 makes int8; nothing in a family that does not say.
     """
 
     architecture: str
@@ -40,6 +42,7 @@ class Description:
     draft_head: str | None
     draft_caches: tuple[CacheSpec, ...]
     hidden_shape: tuple[int, ...]
+    linears: Linears = NO_LINEARS
 
 
 class DraftHead(Protocol):

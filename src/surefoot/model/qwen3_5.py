@@ -21,13 +21,13 @@ from surefoot.model.layers.head import take_head
 from surefoot.model.layers.rotary import AnglesAt, make_partial_rotary
 from surefoot.model.model import Description, DraftHead
 from surefoot.model.qwen3_5_config import ARCHITECTURES, FULL, HybridConfig, read_config
-from surefoot.model.qwen3_5_weights import HybridTensors
+from surefoot.model.qwen3_5_weights import INT8_LINEARS, HybridTensors
 from surefoot.state.pool import Pools
 from surefoot.state.spec import CacheSpec, Paged, Part
 from surefoot.step import Batch
 from surefoot.weights.load import TensorTaker
 
-__all__ = ["ARCHITECTURES", "HybridModel", "MtpHead", "describe"]
+__all__ = ["ARCHITECTURES", "INT8_LINEARS", "HybridModel", "MtpHead", "describe"]
 
 _MTP = "mtp"
 _VISION = "model.visual"
@@ -54,6 +54,7 @@ def _describe(config: HybridConfig, dtype: str, prefix: str, mtp: bool) -> Descr
         draft_head=_MTP if mtp else None,
         draft_caches=(_key_cache(config, dtype, _mtp_cache(prefix), 1),) if mtp else (),
         hidden_shape=(config.hidden,),
+        linears=config.linears(mtp),
     )
 
 
@@ -212,15 +213,15 @@ class HybridModel:
 
 def _take_ends(tensors: HybridTensors) -> Ends:
     config, backend, take = tensors.config, tensors.backend, tensors.take
-    table = (config.vocab_size, config.hidden)
-    embedding = take.take(tensors.trunk + "embed_tokens.weight", table)
-    head = take_head(take, embedding, config.tied)
+    table = tensors.trunk + "embed_tokens.weight"
+    embedding = take.take(table, (config.vocab_size, config.hidden))
+    head, tied = take_head(take, table, embedding, config.tied)
     sizes = config.attention
     return Ends(
         embedding=embedding.to(backend.device),
         norm=tensors.norm(tensors.trunk + "norm.weight", config.hidden),
         head=backend.pack_linear(head, None),
-        tied=head is embedding,
+        tied=tied,
         rotary=make_partial_rotary(sizes.size, sizes.rotated, config.theta, config.scaling).on(
             tensors.backend
         ),

@@ -10,6 +10,7 @@ from surefoot.model.layers.attention import AttentionSizes
 from surefoot.model.layers.delta import DeltaSizes
 from surefoot.model.layers.feed import DenseSizes, ExpertSizes, FeedSizes
 from surefoot.model.model import ConfigReader
+from surefoot.weights.counts import Linears
 
 _NEXT = "Qwen3NextForCausalLM"
 _EXPERTS_EVERYWHERE = ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration")
@@ -76,6 +77,18 @@ class HybridConfig:
         if mtp:
             layer = self.attention.parameters(hidden) + self.mtp_feed.parameters(hidden)
             count += layer + 2 * hidden + 2 * hidden * hidden + 3 * hidden
+        return count
+
+    def linears(self, mtp: bool) -> Linears:
+        """What W8A8 makes int8, with or without the draft head."""
+        hidden = self.hidden
+        count = Linears.head(self.vocab_size, hidden, self.tied)
+        for kind, feed in zip(self.kinds, self.feeds, strict=True):
+            mixer = self.attention if kind == FULL else self.delta
+            count += mixer.linears(hidden) + feed.linears(hidden)
+        if mtp:
+            count += self.attention.linears(hidden) + self.mtp_feed.linears(hidden)
+            count += Linears.of(2 * hidden, hidden)
         return count
 
 

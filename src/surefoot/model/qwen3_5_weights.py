@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from surefoot.backend.operands import Weight
 from surefoot.backend.protocol import Backend, Linear
 from surefoot.model.layers.attention import GatedAttention, KeyCache, KeyWriter, paired_order
 from surefoot.model.layers.delta import DeltaMixer
@@ -18,11 +21,22 @@ from surefoot.model.layers.feed import (
     Feed,
     FeedSizes,
 )
+from surefoot.model.layers.weights import joined, pack_beside, pick_rows, stacked, take_alike
 from surefoot.model.qwen3_5_config import HybridConfig
 from surefoot.weights.load import TensorTaker
 
 _WRAPPED = "model.language_model."
 _PLAIN = "model."
+
+INT8_LINEARS = re.compile(
+    r".*\.self_attn\.[qkvo]_proj\.weight"
+    r"|.*\.linear_attn\.(in_proj_(qkv|z|qkvz)|out_proj)\.weight"
+    r"|.*\.mlp\.((shared_expert|experts\.\d+)\.)?(gate|up|down)_proj\.weight"
+    r"|.*\.mlp\.experts\.(gate_up|down)_proj"
+    r"|mtp\.fc\.weight"
+    r"|lm_head\.weight"
+)
+"""Names of what W8A8 makes int8: not routers, and not the few rows of b, a and the shared share."""
 
 
 @dataclass(frozen=True)
@@ -54,22 +68,27 @@ class HybridTensors:
         """A tensor in float32, whatever the model's element type."""
         return self.take.take(name, shape, torch.float32).to(self.backend.device)
 
-    def weight(self, name: str, outputs: int, inputs: int) -> Tensor:
+    def weight(self, name: str, outputs: int, inputs: int) -> Weight:
         """The weight of the linear `name`."""
-        return self.take.take(name + ".weight", (outputs, inputs))
+        return self.take.weight(name + ".weight", (outputs, inputs))
 
-    def packed(self, *weights: Tensor) -> Linear:
-        """Linears that read the same input, one below the other."""
-        return self.backend.pack_linear(torch.cat(weights), None)
+    def alike(self, outputs: Mapping[str, int]) -> list[Weight]:
+        """Weights of linears, by name, that read the stream and that one product joins."""
+        hidden = self.config.hidden
+        shapes = {name + ".weight": (count, hidden) for name, count in outputs.items()}
+        return take_alike(self.take, shapes)
+
+    def packed(self, *weights: Weight) -> Linear:
+        """Alike weights that read the same input, one below the other."""
+        return self.backend.pack_linear(joined(weights), None)
 
     def attention(self, name: str, cache: KeyCache) -> GatedAttention:
         """The attention of the layer whose tensors start with `name`."""
         config, sizes = self.config, self.config.attention
         inner = name + "self_attn."
-        wide = sizes.heads * sizes.size
-        both = self.weight(inner + "q_proj", 2 * wide, config.hidden)
-        q, gate = both.view(sizes.heads, 2, sizes.size, config.hidden).unbind(1)
-        k, v = self._keys_and_values(inner)
+        wide, keys = sizes.heads * sizes.size, sizes.key_heads * sizes.size
+        stored = dict(zip("qkv", (2 * wide, keys, keys), strict=True))
+        both, k, v = self.alike({f"{inner}{part}_proj": n for part, n in stored.items()})
         norms = [
             self.norm(f"{inner}{part}_norm.weight", sizes.size)[self._order()].expand(count, -1)
             for part, count in (("q", sizes.heads), ("k", sizes.key_heads))
@@ -79,7 +98,7 @@ class HybridTensors:
             sizes=sizes,
             eps=config.eps,
             norm=self.norm(name + "input_layernorm.weight", config.hidden),
-            joint=self.packed(q[:, self._order()].flatten(0, 1), k, v, gate.flatten(0, 1)),
+            joint=self.packed(self._queries(both), self._keys(k), v, self._gates(both)),
             norms=torch.cat(norms),
             output=self.packed(output),
             cache=cache,
@@ -98,12 +117,25 @@ class HybridTensors:
             backend=self.backend,
         )
 
-    def _keys_and_values(self, inner: str) -> tuple[Tensor, Tensor]:
-        sizes, hidden = self.config.attention, self.config.hidden
-        wide = sizes.key_heads * sizes.size
-        k, v = (self.weight(f"{inner}{part}_proj", wide, hidden) for part in ("k", "v"))
-        ordered = k.view(sizes.key_heads, sizes.size, hidden)[:, self._order()]
-        return ordered.flatten(0, 1), v
+    def _keys_and_values(self, inner: str) -> tuple[Weight, Weight]:
+        wide = self.config.attention.key_heads * self.config.attention.size
+        k, v = self.alike({f"{inner}{part}_proj": wide for part in "kv"})
+        return self._keys(k), v
+
+    def _keys(self, k: Weight) -> Weight:
+        size, order = self.config.attention.size, self._order()
+        return pick_rows(k, lambda rows: rows.unflatten(0, (-1, size))[:, order].flatten(0, 1))
+
+    def _queries(self, both: Weight) -> Weight:
+        """Of weights that have for each head its queries, then its gates."""
+        size, order = self.config.attention.size, self._order()
+        return pick_rows(
+            both, lambda rows: rows.unflatten(0, (-1, 2, size))[:, 0, order].flatten(0, 1)
+        )
+
+    def _gates(self, both: Weight) -> Weight:
+        size = self.config.attention.size
+        return pick_rows(both, lambda rows: rows.unflatten(0, (-1, 2, size))[:, 1].flatten(0, 1))
 
     def _order(self) -> Tensor:
         return paired_order(self.config.attention.size, self.config.attention.rotated)
@@ -120,7 +152,7 @@ class HybridTensors:
             sizes=sizes,
             eps=config.eps,
             norm=self.norm(name + "input_layernorm.weight", config.hidden),
-            joint=self.packed(*parts),
+            joint=pack_beside(self.backend, parts),
             taps=taps[:, 0].contiguous().to(self.backend.device),
             unit=torch.full((sizes.key_size,), sizes.key_size**-0.5, device=self.backend.device),
             a_log=self.exact(inner + "A_log", sizes.value_heads),
@@ -132,16 +164,16 @@ class HybridTensors:
             backend=self.backend,
         )
 
-    def _split_inputs(self, inner: str) -> list[Tensor]:
-        """Rows in the order of DeltaSizes.joint, stored that way."""
-        names = ("qkv", "z", "b", "a")
-        widths = self.config.delta.joint
-        return [
-            self.weight(f"{inner}in_proj_{part}", width, self.config.hidden)
-            for part, width in zip(names, widths, strict=True)
+    def _split_inputs(self, inner: str) -> list[Weight]:
+        """Rows in the order of DeltaSizes.joint, stored that way: what is wide, and b and a."""
+        widths = dict(zip(("qkv", "z", "b", "a"), self.config.delta.joint, strict=True))
+        pairs = [
+            self.alike({f"{inner}in_proj_{part}": widths[part] for part in pair})
+            for pair in (("qkv", "z"), ("b", "a"))
         ]
+        return [joined(pair) for pair in pairs]
 
-    def _grouped_inputs(self, inner: str) -> list[Tensor]:
+    def _grouped_inputs(self, inner: str) -> list[Weight]:
         """The same rows out of two linears that are stored key head by key head.
 
         Each key head has its query, its key, and the values and gates of its value heads; the
@@ -152,25 +184,22 @@ class HybridTensors:
         widths = [sizes.key_size] * 2 + [share * sizes.value_size] * 2
         qkvz = self.weight(inner + "in_proj_qkvz", sizes.channels + sizes.values, hidden)
         ba = self.weight(inner + "in_proj_ba", 2 * sizes.value_heads, hidden)
-        grouped = qkvz.view(sizes.key_heads, -1, hidden).split(widths, dim=1)
-        q, k, v, z = (part.flatten(0, 1) for part in grouped)
-        b, a = (part.flatten(0, 1) for part in ba.view(sizes.key_heads, -1, hidden).chunk(2, 1))
-        return [q, k, v, z, b, a]
+        return [
+            pick_rows(qkvz, lambda rows: _ungrouped(rows, sizes.key_heads, widths)),
+            pick_rows(ba, lambda rows: _ungrouped(rows, sizes.key_heads, [share, share])),
+        ]
 
     def feed(self, name: str, sizes: FeedSizes) -> Feed:
         """The feed-forward whose tensors start with `name`."""
         if isinstance(sizes, ExpertSizes):
             return self._expert_feed(name, sizes)
         gate, up, down = self._gated(name, sizes)
-        gated = self.backend.pack_gated(torch.cat((gate, up)), None)
+        gated = self.backend.pack_gated(joined((gate, up)), None)
         return DenseFeed(gated, self.packed(down))
 
-    def _gated(self, name: str, sizes: DenseSizes) -> tuple[Tensor, Tensor, Tensor]:
+    def _gated(self, name: str, sizes: DenseSizes) -> tuple[Weight, Weight, Weight]:
         """Weights of gate, up and down."""
-        gate, up = (
-            self.weight(f"{name}{part}_proj", sizes.inner, self.config.hidden)
-            for part in ("gate", "up")
-        )
+        gate, up = self.alike(_gate_and_up(name, sizes.inner))
         return gate, up, self.weight(name + "down_proj", self.config.hidden, sizes.inner)
 
     def _expert_feed(self, name: str, sizes: ExpertSizes) -> ExpertFeed:
@@ -180,21 +209,30 @@ class HybridTensors:
         share = self.weight(name + "shared_expert_gate", 1, hidden)
         return ExpertFeed(
             sizes=sizes,
-            joint=self.packed(gate, up, router, share),
+            joint=pack_beside(self.backend, (joined((gate, up)), router, share)),
             experts=self.backend.pack_experts(*self._experts(name + "experts.", sizes)),
             down=self.packed(down),
             backend=self.backend,
         )
 
-    def _experts(self, name: str, sizes: ExpertSizes) -> tuple[Tensor, Tensor]:
+    def _experts(self, name: str, sizes: ExpertSizes) -> tuple[Weight, Weight]:
         """gate_up [E, 2 inner, hidden] and down [E, hidden, inner], stored whole or one by one."""
         hidden, count, inner = self.config.hidden, sizes.experts, sizes.inner
         if self.take.has(name + "gate_up_proj"):
-            gate_up = self.take.take(name + "gate_up_proj", (count, 2 * inner, hidden))
-            return gate_up, self.take.take(name + "down_proj", (count, hidden, inner))
-        gate_up = torch.empty(count, 2 * inner, hidden, dtype=self.take.dtype)
-        down = torch.empty(count, hidden, inner, dtype=self.take.dtype)
-        for expert in range(count):
-            parts = self._gated(f"{name}{expert}.", DenseSizes(inner))
-            gate_up[expert, :inner], gate_up[expert, inner:], down[expert] = parts
-        return gate_up, down
+            gate_up = self.take.weight(name + "gate_up_proj", (count, 2 * inner, hidden))
+            return gate_up, self.take.weight(name + "down_proj", (count, hidden, inner))
+        names = [f"{name}{expert}." for expert in range(count)]
+        return (
+            stacked(names, lambda one: joined(self.alike(_gate_and_up(one, inner)))),
+            stacked(names, lambda one: self.weight(one + "down_proj", hidden, inner)),
+        )
+
+
+def _gate_and_up(name: str, inner: int) -> dict[str, int]:
+    return {f"{name}{part}_proj": inner for part in ("gate", "up")}
+
+
+def _ungrouped(rows: Tensor, groups: int, widths: Sequence[int]) -> Tensor:
+    """The first part of all groups, then the second part of all groups, and so on."""
+    parts = rows.unflatten(0, (groups, -1)).split(list(widths), dim=1)
+    return torch.cat([part.flatten(0, 1) for part in parts])

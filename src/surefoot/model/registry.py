@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,23 +23,31 @@ class Family:
         describe: (config, dtype, cache prefix) to what the config tells.
         load: (tensors, config, backend, cache prefix) to a model.
         draft_heads: drafters that its checkpoints may bring along.
+        int8_linears: names of the tensors that W8A8 makes int8; None if it is not offered.
         chat_format: how a checkpoint, given its path, writes conversations without a template.
     """
 
     describe: Callable[[Mapping[str, object], str, str], Description]
     load: Callable[[TensorTaker, Mapping[str, object], Backend, str], Model]
     draft_heads: tuple[str, ...]
+    int8_linears: re.Pattern[str] | None = None
     chat_format: Callable[[Path], ChatFormat] | None = None
 
 
-_DENSE = Family(llama.describe, llama.LlamaModel, draft_heads=())
+_DENSE = Family(llama.describe, llama.LlamaModel, draft_heads=(), int8_linears=llama.INT8_LINEARS)
 _LATENT = Family(
     deepseek_v4.describe,
     deepseek_v4.LatentModel,
     draft_heads=("mtp",),
+    int8_linears=deepseek_v4.INT8_LINEARS,
     chat_format=deepseek_v4_chat.chat_format,
 )
-_HYBRID = Family(qwen3_5.describe, qwen3_5.HybridModel, draft_heads=("mtp",))
+_HYBRID = Family(
+    qwen3_5.describe,
+    qwen3_5.HybridModel,
+    draft_heads=("mtp",),
+    int8_linears=qwen3_5.INT8_LINEARS,
+)
 
 FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(llama.ARCHITECTURES, _DENSE),

@@ -27,6 +27,7 @@ from surefoot.backend.operands import (
     Placing,
     RowLayout,
     StreamGates,
+    Weight,
 )
 from surefoot.backend.protocol import Backend, Experts, Linear, Recording
 from surefoot.backend.row_operators import RowOperators
@@ -238,17 +239,17 @@ class RecordedReplay:
         self.recordings.append(TapedRecording(tape, rows, outputs, inputs, bounds))
         return self.recordings[-1]
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+    def pack_linear(self, weight: Weight, bias: Tensor | None) -> Linear:
         """See Backend."""
         return _Linear(self._inner.pack_linear(weight, bias), self._tapes)
 
     def pack_gated(
-        self, weight: Tensor, bias: Tensor | None, limit: float = math.inf
+        self, weight: Weight, bias: Tensor | None, limit: float = math.inf
     ) -> Callable[[Tensor], Tensor]:
         """See Backend."""
         return self._whole(self._inner.pack_gated(weight, bias, limit))
 
-    def pack_experts(self, gate_up: Tensor, down: Tensor, limit: float = math.inf) -> Experts:
+    def pack_experts(self, gate_up: Weight, down: Weight, limit: float = math.inf) -> Experts:
         """See Backend."""
         return self._whole(self._inner.pack_experts(gate_up, down, limit))
 

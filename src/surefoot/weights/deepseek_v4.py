@@ -10,12 +10,13 @@ from torch import Tensor
 from surefoot.errors import WeightsError
 from surefoot.weights.checkpoint import Checkpoint, EncodedCheckpoint
 from surefoot.weights.fp8 import BlockScaledCheckpoint
+from surefoot.weights.modelslim import COMPANIONS
 from surefoot.weights.mxfp4 import Fp4Checkpoint
 
 _ARCHITECTURE = "DeepseekV4ForCausalLM"
 _BLOCK = (128, 128)
 
-_SUFFIXES = {"weight": "weight", "scale": "weight_scale_inv"}
+_SUFFIXES = {"weight": "weight", "scale": "weight_scale_inv", **{name: name for name in COMPANIONS}}
 _EXPERT = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 # What has a weight and maybe a scale, outside of the layers, in one, and in the draft head.
 _OUTER_MODULES = {"embed": "model.embed_tokens", "head": "lm_head", "norm": "model.norm"}
@@ -62,7 +63,9 @@ _HEAD_TENSORS = {**_LAYER_TENSORS, **_COLLAPSE}
 # Transformers' own files have its names outside of the layers and the release's in them.
 _LAYER_NAME = re.compile(r"(?:model\.)?layers\.(0|[1-9]\d*)\.(.+)")
 _HEAD_NAME = re.compile(r"(mtp\.(?:0|[1-9]\d*)\.)(.+)")
-_EXPERT_NAME = re.compile(r"ffn\.experts\.(0|[1-9]\d*)\.(w[123])\.(weight|scale)")
+_EXPERT_NAME = re.compile(
+    rf"ffn\.experts\.(0|[1-9]\d*)\.(w[123])\.({'|'.join(map(re.escape, _SUFFIXES))})"
+)
 # Some files carry the target's embedding and output layer once more, with the draft head.
 _COPIES = re.compile(r"mtp\.(?:0|[1-9]\d*)\.(?:emb\.tok_emb|head)\.weight")
 
@@ -100,6 +103,10 @@ class RenamedCheckpoint:
     def encoding(self, name: str) -> str:
         """How one tensor is stored, without reading it."""
         return self._stored.encoding(self._homes[name])
+
+    def stored_name(self, name: str) -> str:
+        """What one tensor is called in the files."""
+        return self._homes[name]
 
     def read(self, name: str) -> Tensor:
         """One tensor in its stored dtype; it may be a view of the file."""

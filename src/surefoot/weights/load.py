@@ -1,4 +1,4 @@
-"""Checkpoints: where a model's tensors come from, and how a model takes them.
+"""Checkpoints: where a model's tensors come from.
 
 A checkpoint gives read access to stored tensors under transformers' names. A model does not
 read it directly: it takes tensors through a `TensorTaker`, which checks that every wanted tensor
@@ -8,7 +8,7 @@ is there with the wanted shape, and that every stored tensor was wanted.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, cast
@@ -18,9 +18,11 @@ from safetensors import SafetensorError, safe_open
 
 from surefoot.errors import ModelError, WeightsError
 from surefoot.weights.checkpoint import Checkpoint
-from surefoot.weights.deepseek_v4 import is_deepseek_v4, open_deepseek_v4
+from surefoot.weights.deepseek_v4 import RenamedCheckpoint, is_deepseek_v4, open_deepseek_v4
 from surefoot.weights.fp8 import BlockScaledCheckpoint, scaled_block
-from surefoot.weights.names import near_names
+from surefoot.weights.modelslim import ModelSlimCheckpoint, find_description, read_decisions
+from surefoot.weights.names import listed
+from surefoot.weights.taker import TensorTaker
 
 __all__ = [
     "Checkpoint",
@@ -32,11 +34,10 @@ __all__ = [
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+MODELSLIM_INDICES = "quant_model_weight*.safetensors.index.json"
 
 _CONFIG_BYTES = 16 << 20
 _INDEX_BYTES = 100 << 20
-_SHOWN = 8
-_FLOATS = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
 _PICKLES = ("*.bin", "*.pt", "*.pth")
 
 
@@ -58,7 +59,8 @@ class FolderCheckpoint:
 
     With an index, exactly the files it names are read, and index and files must agree. Without,
     `model.safetensors` is read if it is there, otherwise every `*.safetensors` file. Files are
-    mapped into memory, not read at once. Pickle files are never opened.
+    mapped into memory, not read at once. Pickle files are never opened. What ModelSlim says about
+    a quantised folder is not looked at here; see `modelslim`.
 
     Raises:
         ModelError: config.json is absent, or a JSON file is damaged.
@@ -68,7 +70,8 @@ class FolderCheckpoint:
 
     def __init__(self, folder: Path) -> None:
         self.config: Mapping[str, object] = read_config(folder)
-        scaled_block(self.config, folder)
+        if find_description(folder) is None:
+            scaled_block(self.config, folder)
         self.generation: Mapping[str, object] = {}
         if (folder / "generation_config.json").is_file():
             self.generation = _read_json(folder / "generation_config.json", _CONFIG_BYTES)
@@ -98,103 +101,6 @@ class FolderCheckpoint:
         self._shards = {}
 
 
-class TensorTaker:
-    """Hands a model its tensors, and keeps account of what was wanted and what is there.
-
-    Args:
-        checkpoint: where the tensors are; the caller closes it, after `finish`.
-        dtype: what every taken tensor is converted to.
-        progress: called with the name of each tensor just before it is read.
-    """
-
-    def __init__(
-        self, checkpoint: Checkpoint, dtype: torch.dtype, progress: Callable[[str], None]
-    ) -> None:
-        self._checkpoint = checkpoint
-        self._dtype = dtype
-        self._progress = progress
-        self._unused = set(checkpoint.names())
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """What every taken tensor is converted to."""
-        return self._dtype
-
-    def take(
-        self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None
-    ) -> torch.Tensor:
-        """Read one tensor; taking it again is fine.
-
-        Returns:
-            A contiguous tensor of `dtype`, by default the taker's, that shares no memory with the
-            file.
-
-        Raises:
-            WeightsError: it is missing, has another shape, or is not stored as plain numbers;
-                for a `dtype` of whole numbers, it is not stored in just that one.
-        """
-        if not self.has(name):
-            raise WeightsError(f"tensor {name!r} is missing from the checkpoint{self._near(name)}")
-        came = self._checkpoint.shape(name)
-        if came != tuple(shape):
-            raise WeightsError(
-                f"tensor {name!r} has shape {list(came)} where config.json asks for {list(shape)}; "
-                "config and weights do not belong together"
-            )
-        self._progress(name)
-        self._unused.discard(name)
-        return self._converted(name, self._checkpoint.read(name), dtype or self._dtype)
-
-    def has(self, name: str) -> bool:
-        """Whether the checkpoint stores such a tensor, used or not."""
-        return name in self._checkpoint.names()
-
-    def has_module(self, module: str) -> bool:
-        """Whether the checkpoint stores any tensor of the module of this name, used or not."""
-        start = module.removesuffix(".") + "."
-        return any(name.startswith(start) for name in self._checkpoint.names())
-
-    def skip(self, prefix_or_name: str) -> None:
-        """Leave out on purpose the tensor of this name and all tensors of the module of this name.
-
-        `model.layers.1` covers `model.layers.1.mlp...` but not `model.layers.10`. It is no error
-        when there are none.
-        """
-        module = prefix_or_name.removesuffix(".")
-        self._unused = {
-            name for name in self._unused if name != module and not name.startswith(module + ".")
-        }
-
-    def finish(self) -> None:
-        """Check that nothing is left over.
-
-        Raises:
-            WeightsError: tensors were neither taken nor skipped; it lists the first of them.
-        """
-        if self._unused:
-            raise WeightsError(
-                f"the checkpoint has {len(self._unused)} tensors that this model does not use: "
-                f"{_listed(self._unused)}; its architecture is probably not the one in config.json"
-            )
-
-    def _near(self, name: str) -> str:
-        near = near_names(name, self._checkpoint.names())
-        return f"; names like it: {', '.join(near)}" if near else ""
-
-    def _converted(self, name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        if not dtype.is_floating_point and tensor.dtype != dtype:
-            raise WeightsError(
-                f"tensor {name!r} is stored as {_dtype_name(tensor.dtype)} where "
-                f"{_dtype_name(dtype)} is wanted"
-            )
-        if dtype.is_floating_point and tensor.dtype not in _FLOATS:
-            raise WeightsError(
-                f"tensor {name!r} is stored as {_dtype_name(tensor.dtype)}, which is not read "
-                "without its scales; use a checkpoint in float32, bfloat16 or float16"
-            )
-        return tensor.to(dtype, copy=True, memory_format=torch.contiguous_format)
-
-
 def open_checkpoint(path: Path) -> Checkpoint:
     """Open a model folder or a `.gguf` file; block-scaled weights are expanded as they are read.
 
@@ -203,6 +109,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """
     if path.is_dir():
         stored = FolderCheckpoint(path)
+        if (description := find_description(path)) is not None:
+            return _open_modelslim(stored, description)
         block = scaled_block(stored.config, path)
         if is_deepseek_v4(stored.config):
             return open_deepseek_v4(stored, block)
@@ -211,6 +119,14 @@ def open_checkpoint(path: Path) -> Checkpoint:
     from surefoot.weights.gguf import GgufCheckpoint
 
     return GgufCheckpoint(path)
+
+
+def _open_modelslim(stored: FolderCheckpoint, description: Path) -> ModelSlimCheckpoint:
+    content = _read_json(description, _INDEX_BYTES)
+    if not is_deepseek_v4(stored.config):
+        return ModelSlimCheckpoint(stored, read_decisions(content, description))
+    renamed = RenamedCheckpoint(stored)
+    return ModelSlimCheckpoint(renamed, read_decisions(content, description, renamed.stored_name))
 
 
 def read_config(path: Path) -> Mapping[str, object]:
@@ -256,7 +172,8 @@ def _read_json(path: Path, limit: int) -> dict[str, object]:
 
 def _open_shards(folder: Path) -> dict[str, _Shard]:
     """Map the name of every tensor in the folder to the open file that holds it."""
-    index = _read_index(folder / INDEX_NAME) if (folder / INDEX_NAME).is_file() else None
+    index_path = _find_index(folder)
+    index = None if index_path is None else _read_index(index_path)
     files = _files_without_index(folder) if index is None else sorted(set(index.values()))
     shards: dict[str, _Shard] = {}
     homes: dict[str, str] = {}
@@ -268,9 +185,15 @@ def _open_shards(folder: Path) -> dict[str, _Shard]:
                 raise WeightsError(f"{folder}: {homes[name]} and {file} both hold tensor {name!r}")
         homes.update(dict.fromkeys(names, file))
         shards.update(dict.fromkeys(names, shard))
-    if index is not None:
-        _check_index(folder / INDEX_NAME, index, homes)
+    if index is not None and index_path is not None:
+        _check_index(index_path, index, homes)
     return shards
+
+
+def _find_index(folder: Path) -> Path | None:
+    """The index of a folder: ModelSlim's, which has another name, or the usual one."""
+    names = [*sorted(file.name for file in folder.glob(MODELSLIM_INDICES)), INDEX_NAME]
+    return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
 def _read_index(path: Path) -> dict[str, str]:
@@ -297,7 +220,7 @@ def _check_index(path: Path, index: Mapping[str, str], homes: Mapping[str, str])
             f"in {index[first]}"
         )
     if extra := homes.keys() - index.keys():
-        raise WeightsError(f"{path} leaves out tensors that the files hold: {_listed(extra)}")
+        raise WeightsError(f"{path} leaves out tensors that the files hold: {listed(extra)}")
     for name, file in index.items():
         if homes[name] != file:
             raise WeightsError(f"{path} places {name!r} in {file}, but {homes[name]} holds it")
@@ -332,13 +255,3 @@ def _pointer_reason(path: Path) -> str | None:
         if file.read(24).startswith(b"version https://git-lfs"):
             return "is a Git LFS pointer, not the weights; run `git lfs pull` in its folder"
     return None
-
-
-def _listed(names: Collection[str]) -> str:
-    shown = sorted(names)[:_SHOWN]
-    more = len(names) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 _MODULES = {
     "token_embd": "model.embed_tokens",
@@ -48,3 +48,10 @@ def transformers_name(gguf_name: str) -> str | None:
 def near_names(wanted: str, names: Iterable[str], count: int = 3) -> list[str]:
     """Return up to `count` of the names that look most like `wanted`, best first."""
     return difflib.get_close_matches(wanted, sorted(names), n=count, cutoff=0.7)
+
+
+def listed(names: Collection[str], shown: int = 8) -> str:
+    """The first of the names in their order, and how many more there are."""
+    first = sorted(names)[:shown]
+    more = len(names) - len(first)
+    return ", ".join(first) + (f" and {more} more" if more else "")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from surefoot.backend import make_backend
-from surefoot.backend.operands import RowLayout
+from surefoot.backend.operands import RowLayout, Weight
 from surefoot.backend.protocol import Backend
 from surefoot.backend.reference import ReferenceBackend
 from surefoot.backend.row_operators import RowOperators
@@ -177,8 +177,9 @@ class Careless(ReferenceBackend):
         return x / (x.pow(2).mean(-1, keepdim=True).sqrt() + eps) * weight
 
     def pack_gated(
-        self, weight: Tensor, bias: Tensor | None, limit: float = math.inf
+        self, weight: Weight, bias: Tensor | None, limit: float = math.inf
     ) -> Callable[[Tensor], Tensor]:
+        assert isinstance(weight, Tensor)
         up, gate = weight.chunk(2)
         return super().pack_gated(torch.cat((gate, up)), bias, limit)
 

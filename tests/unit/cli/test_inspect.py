@@ -7,8 +7,9 @@ import pytest
 from surefoot.cli.blueprint import locate_config
 from surefoot.engine.models import silent
 from surefoot.errors import ModelError
-from surefoot.testing.tiny_models import TinySizes, make_tiny_config
+from surefoot.testing.tiny_models import TinySizes, make_tiny_config, write_tiny
 from tests.unit.cli.commands import Run
+from tests.unit.weights.modelslim_files import DYNAMIC, FLOAT, to_modelslim
 
 KEYS = {
     "model",
@@ -20,6 +21,7 @@ KEYS = {
     "pages",
     "slots",
     "points",
+    "weight_form",
     "bytes",
     "per_token",
     "per_request",
@@ -272,3 +274,30 @@ def test_a_folder_with_a_slash_is_no_hub_id(
     monkeypatch.chdir(config_only.parent)
     name = f"./{config_only.name}"
     assert locate_config(name, None, silent).resolve() == config_only.resolve()
+
+
+def test_the_form_of_weights_and_their_bytes(surefoot: Run, tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path, "Qwen3ForCausalLM", hidden=64, inner=96, vocab=300)
+    floats = surefoot("inspect", folder, "--json").json
+    made = surefoot("inspect", folder, "--quantization", "w8a8", "--json").json
+    assert (floats["weight_form"], made["weight_form"]) == ("floats", "w8a8")
+    layer = 64 * (32 + 2 * 16 + 2 * 96) + 32 * 64 + 96 * 64
+    numbers = 2 * layer + 300 * 64
+    outputs = 2 * (32 + 2 * 16 + 2 * 96 + 2 * 64) + 300
+    size = 4 * floats["parameters"] - 3 * numbers + 4 * outputs
+    assert made["bytes"]["weights"] == size
+    assert (
+        " in int8 (w8a8) and float32" in surefoot("inspect", folder, "--quantization", "w8a8").out
+    )
+    to_modelslim(folder, lambda name: DYNAMIC if name.endswith("down_proj.weight") else FLOAT)
+    stored = surefoot("inspect", folder, "--json").json
+    assert stored["weight_form"] == "modelslim"
+    down = 2 * 96 * 64
+    assert stored["bytes"]["weights"] == 4 * floats["parameters"] - 3 * down + 4 * 2 * 64
+
+
+def test_a_description_without_weights_beside_it_says_nothing(
+    surefoot: Run, config_only: Path
+) -> None:
+    (config_only / "quant_model_description.json").write_text("{}")
+    assert surefoot("inspect", config_only, "--json").json["weight_form"] == "floats"

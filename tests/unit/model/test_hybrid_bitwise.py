@@ -148,9 +148,12 @@ class Always(random.Random):
         return self._number
 
 
-def load_damaged(folder: Path, backend: CpuBackend, token: int) -> Model:
+def load_damaged(
+    folder: Path, backend: CpuBackend, token: int, quantization: str | None = None
+) -> Model:
     """The same model, in which one token's embedding is not a number."""
     tensors = load_file(folder / "model.safetensors")
     tensors["model.embed_tokens.weight"][token] = float("nan")
     save_file(tensors, folder / "model.safetensors")
-    return load_on("hybrid", folder, backend, "float32", silent).model
+    target = load_on("hybrid", folder, backend, "float32", silent, quantization=quantization)
+    return target.model

@@ -14,9 +14,10 @@ from torch import Tensor
 from surefoot.backend.ascend.angles import AngleTables
 from surefoot.backend.ascend.choose import choose
 from surefoot.backend.ascend.delta import fold_delta
-from surefoot.backend.ascend.experts import AscendExperts
+from surefoot.backend.ascend.experts import AscendExperts, FloatGroups, Groups
 from surefoot.backend.ascend.graph import AscendRecording
 from surefoot.backend.ascend.heads import rms_norm, rotary
+from surefoot.backend.ascend.int8 import Int8Groups, Int8Linear
 from surefoot.backend.ascend.limits import beyond_limits
 from surefoot.backend.ascend.linear import AscendGated, AscendLinear
 from surefoot.backend.ascend.places import Places
@@ -24,7 +25,15 @@ from surefoot.backend.ascend.rows import CAUSAL_MASK, AscendRows
 from surefoot.backend.ascend.vendor import Vendor
 from surefoot.backend.blockwise.gates import delta_gates, sigmoid_gate, swish
 from surefoot.backend.noise import NoiseKey
-from surefoot.backend.operands import CacheShape, DeltaCaches, Fold, LayoutBounds, RowLayout
+from surefoot.backend.operands import (
+    CacheShape,
+    DeltaCaches,
+    Fold,
+    Int8Weight,
+    LayoutBounds,
+    RowLayout,
+    Weight,
+)
 from surefoot.backend.plain_routers import PlainRouters
 from surefoot.backend.plain_streams import PlainStreams
 from surefoot.backend.protocol import Capabilities, Experts, Linear, Recording
@@ -106,21 +115,28 @@ class AscendBackend(PlainStreams, PlainRouters):
         values: list[int] = numbers.tolist()
         return values
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+    def pack_linear(self, weight: Weight, bias: Tensor | None) -> Linear:
         """See Backend."""
+        if isinstance(weight, Int8Weight):
+            return Int8Linear.of(weight, bias, self.device, self._vendor)
         moved = None if bias is None else bias.to(self.device)
         return AscendLinear(weight.to(self.device), moved, self._vendor)
 
     def pack_gated(
-        self, weight: Tensor, bias: Tensor | None, limit: float = math.inf
+        self, weight: Weight, bias: Tensor | None, limit: float = math.inf
     ) -> Callable[[Tensor], Tensor]:
         """See Backend."""
         return AscendGated(self.pack_linear(weight, bias), limit, self._vendor)
 
-    def pack_experts(self, gate_up: Tensor, down: Tensor, limit: float = math.inf) -> Experts:
+    def pack_experts(self, gate_up: Weight, down: Weight, limit: float = math.inf) -> Experts:
         """See Backend."""
-        first, second = (weight.to(self.device).mT.contiguous() for weight in (gate_up, down))
-        return AscendExperts(first, second, limit, self._vendor)
+        groups = self._groups(gate_up), self._groups(down)
+        return AscendExperts(gate_up.shape[0], *groups, limit, self._vendor)
+
+    def _groups(self, weight: Weight) -> Groups:
+        if isinstance(weight, Int8Weight):
+            return Int8Groups.of(weight, self.device, self._vendor)
+        return FloatGroups(weight.to(self.device).mT.contiguous(), self._vendor)
 
     def pack_angles(
         self, frequencies: Tensor, factor: float, passing: int

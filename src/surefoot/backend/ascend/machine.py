@@ -85,6 +85,7 @@ def _capabilities(name: str, *, bitwise: bool, recordings: int) -> Capabilities:
         page_tokens=128,
         max_draft_tokens=15,
         recordings=recordings,
+        int8=True,
         host_lengths=True,
         ordered_entries=False,
         composed=_COMPOSED,

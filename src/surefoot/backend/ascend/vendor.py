@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, cast
 
+import torch
 from torch import Tensor
 
 from surefoot.errors import SettingError
@@ -156,7 +157,7 @@ class Vendor(Protocol):
         *,
         pertoken_scale: Tensor | None = None,
         bias: Tensor | None = None,
-        output_dtype: int | None = None,
+        output_dtype: torch.dtype | None = None,
     ) -> Tensor:
         """int8 product, scaled."""
         ...
@@ -190,7 +191,7 @@ class Vendor(Protocol):
         split_item: int = 0,
         group_type: int | None = None,
         group_list_type: int = 0,
-        output_dtype: int | None = None,
+        output_dtype: torch.dtype | None = None,
     ) -> Sequence[Tensor]:
         """Products of groups of rows with a weight each."""
         ...

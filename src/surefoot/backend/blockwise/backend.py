@@ -18,7 +18,7 @@ from surefoot.backend.blockwise.folding import Folder
 from surefoot.backend.blockwise.gates import delta_gates, sigmoid_gate, swish
 from surefoot.backend.blockwise.heads import rms_norm, rotary
 from surefoot.backend.noise import NoiseKey
-from surefoot.backend.operands import DeltaCaches, Fold, RowLayout
+from surefoot.backend.operands import DeltaCaches, Fold, RowLayout, Weight
 from surefoot.backend.plain_routers import PlainRouters
 from surefoot.backend.plain_streams import PlainStreams
 from surefoot.backend.protocol import Experts, Linear
@@ -40,12 +40,12 @@ class BlockwiseBackend(PlainStreams, PlainRouters, Unrecorded, ABC):
         """See Backend."""
 
     @abstractmethod
-    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+    def pack_linear(self, weight: Weight, bias: Tensor | None) -> Linear:
         """See Backend."""
 
     @abstractmethod
     def pack_gated(
-        self, weight: Tensor, bias: Tensor | None, limit: float = math.inf
+        self, weight: Weight, bias: Tensor | None, limit: float = math.inf
     ) -> Callable[[Tensor], Tensor]:
         """See Backend."""
 
@@ -57,7 +57,7 @@ class BlockwiseBackend(PlainStreams, PlainRouters, Unrecorded, ABC):
         """See Backend."""
         return BlockwiseRows(layout, self._widths, self.device)
 
-    def pack_experts(self, gate_up: Tensor, down: Tensor, limit: float = math.inf) -> Experts:
+    def pack_experts(self, gate_up: Weight, down: Weight, limit: float = math.inf) -> Experts:
         """See Backend."""
         gated = partial(self.pack_gated, limit=limit)
         return pack_experts(gate_up, down, gated, self.pack_linear)

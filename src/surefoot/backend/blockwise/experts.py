@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from surefoot.backend.operands import Weight, experts_of
 from surefoot.backend.protocol import Linear
 
 
@@ -60,16 +61,16 @@ def _combine(products: Tensor, weights: Tensor) -> Tensor:
 
 
 def pack_experts(
-    gate_up: Tensor,
-    down: Tensor,
-    pack_gated: Callable[[Tensor, Tensor | None], Callable[[Tensor], Tensor]],
-    pack_linear: Callable[[Tensor, Tensor | None], Linear],
+    gate_up: Weight,
+    down: Weight,
+    pack_gated: Callable[[Weight, Tensor | None], Callable[[Tensor], Tensor]],
+    pack_linear: Callable[[Weight, Tensor | None], Linear],
 ) -> LoopedExperts:
     """Experts of a backend's own linears; see Backend.pack_experts."""
     return LoopedExperts(
         tuple(
             Expert(pack_gated(inner, None), pack_linear(outer, None))
-            for inner, outer in zip(gate_up, down, strict=True)
+            for inner, outer in zip(experts_of(gate_up), experts_of(down), strict=True)
         )
     )
 

@@ -17,13 +17,23 @@ from surefoot.backend.blockwise.blocks import DeltaShape
 from surefoot.backend.blockwise.linear import PlainGated
 from surefoot.backend.blockwise.recurrent import least_new_width
 from surefoot.backend.cpu.experts import CompiledExperts, LimitedGated
+from surefoot.backend.cpu.int8 import Int8Gated, Int8Linear
 from surefoot.backend.cpu.kernels import choose as choosing
 from surefoot.backend.cpu.kernels import prepare_kernels, routed, rowwise
 from surefoot.backend.cpu.kernels import streams as mixed
 from surefoot.backend.cpu.linear import FastGated, RowInvariant, pack_fast, pack_gated
 from surefoot.backend.cpu.rows import CompiledRows, are_float32, run_delta
 from surefoot.backend.noise import NoiseKey
-from surefoot.backend.operands import DeltaCaches, DeltaInputs, Fold, RowLayout, StreamGates
+from surefoot.backend.operands import (
+    DeltaCaches,
+    DeltaInputs,
+    Fold,
+    Int8Weight,
+    RowLayout,
+    StreamGates,
+    Weight,
+    experts_of,
+)
 from surefoot.backend.protocol import UNCHOSEN, Capabilities, Experts, Linear
 from surefoot.backend.row_operators import RowOperators
 
@@ -40,6 +50,7 @@ class CpuBackend(BlockwiseBackend):
             page_tokens=32,
             max_draft_tokens=16,
             recordings=0,
+            int8=True,
         )
         self.invariant = RowInvariant()
         self._tile_widths: dict[ProductShape, int] = {}
@@ -50,16 +61,20 @@ class CpuBackend(BlockwiseBackend):
         """See Backend: compile the kernels."""
         prepare_kernels(progress)
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+    def pack_linear(self, weight: Weight, bias: Tensor | None) -> Linear:
         """See Backend."""
+        if isinstance(weight, Int8Weight):
+            return Int8Linear.pack(weight, bias)
         if self.capabilities.bitwise:
             return self.invariant.pack(weight, bias)
         return pack_fast(weight, bias)
 
     def pack_gated(
-        self, weight: Tensor, bias: Tensor | None, limit: float = math.inf
+        self, weight: Weight, bias: Tensor | None, limit: float = math.inf
     ) -> Callable[[Tensor], Tensor]:
         """See Backend."""
+        if isinstance(weight, Int8Weight):
+            return Int8Gated(Int8Linear.pack(weight, bias), limit)
         both, width = self.pack_linear(weight, bias), weight.shape[0] // 2
         if limit < math.inf:
             fits = weight.dtype == torch.float32
@@ -68,15 +83,15 @@ class CpuBackend(BlockwiseBackend):
             return pack_gated(both, width)
         return FastGated(both, width, rows=sys.maxsize)
 
-    def pack_experts(self, gate_up: Tensor, down: Tensor, limit: float = math.inf) -> Experts:
+    def pack_experts(self, gate_up: Weight, down: Weight, limit: float = math.inf) -> Experts:
         """See Backend."""
-        if gate_up.dtype != torch.float32:
+        weights = (gate_up, down)
+        if any(isinstance(each, Tensor) and each.dtype != torch.float32 for each in weights):
             return super().pack_experts(gate_up, down, limit)
-        return CompiledExperts(
-            tuple(self.pack_linear(weight, None) for weight in gate_up),
-            tuple(self.pack_linear(weight, None) for weight in down),
-            limit,
-        )
+        packed = [
+            tuple(self.pack_linear(one, None) for one in experts_of(each)) for each in weights
+        ]
+        return CompiledExperts(packed[0], packed[1], limit)
 
     def choose_experts(self, scores: Tensor, bias: Tensor, n: int) -> Tensor:
         """See Backend."""

@@ -26,10 +26,10 @@ class LimitedGated:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map [T, inputs] to [T, width]."""
-        return _gated(self.both(x), self.limit)
+        return limited_gate(self.both(x), self.limit)
 
 
-def _gated(both: Tensor, limit: float) -> Tensor:
+def limited_gate(both: Tensor, limit: float) -> Tensor:
     """silu(gate) * up of float32 [T, 2 I], cut off at the limit."""
     out = torch.empty(both.shape[0], both.shape[1] // 2)
     routed.limited_gate(both.numpy(), np.float32(limit), out.numpy())
@@ -38,7 +38,7 @@ def _gated(both: Tensor, limit: float) -> Tensor:
 
 @dataclass(frozen=True)
 class CompiledExperts:
-    """See Experts; for float32. An expert's products see only the tokens that chose it.
+    """See Experts; computed in float32. An expert's products see only the tokens that chose it.
 
     Attributes:
         gate_up: of each expert, [T, hidden] to [T, 2 I].
@@ -55,13 +55,13 @@ class CompiledExperts:
         ends = np.empty(len(self.gate_up) + 1, np.int64)
         places = np.empty(choice.shape, np.int64)
         entering = torch.empty(choice.numel(), x.shape[1])
-        routed.enter_experts(x.numpy(), choice.numpy(), ends, places, entering.numpy())
+        routed.enter_experts(x.float().numpy(), choice.numpy(), ends, places, entering.numpy())
         out = torch.empty(x.shape)
         bounds = ends.tolist()
-        between = _gated(_products(self.gate_up, entering, bounds), self.limit)
+        between = limited_gate(_products(self.gate_up, entering, bounds), self.limit)
         products = _products(self.down, between, bounds)
         routed.leave_experts(products.numpy(), places, weights.numpy(), out.numpy())
-        return out
+        return out.to(x.dtype)
 
 
 def _products(linears: tuple[Linear, ...], x: Tensor, bounds: list[int]) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from surefoot.backend.blockwise.attention import Widths
 from surefoot.backend.blockwise.backend import BlockwiseBackend
 from surefoot.backend.blockwise.linear import PlainGated, PlainLinear
+from surefoot.backend.operands import Int8Weight, Weight
 from surefoot.backend.protocol import Capabilities, Linear
 from surefoot.errors import SettingError
 
@@ -45,13 +46,14 @@ class CudaBackend(BlockwiseBackend):
     def prepare(self, progress: Callable[[str], None]) -> None:
         """See Backend: there is nothing to do."""
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+    def pack_linear(self, weight: Weight, bias: Tensor | None) -> Linear:
         """See Backend."""
+        assert not isinstance(weight, Int8Weight), "not offered, as the capabilities say"
         moved = None if bias is None else bias.to(self.device)
         return PlainLinear(weight.to(self.device), moved)
 
     def pack_gated(
-        self, weight: Tensor, bias: Tensor | None, limit: float = math.inf
+        self, weight: Weight, bias: Tensor | None, limit: float = math.inf
     ) -> Callable[[Tensor], Tensor]:
         """See Backend."""
         return PlainGated(self.pack_linear(weight, bias), limit)

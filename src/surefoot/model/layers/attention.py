@@ -12,6 +12,7 @@ from surefoot.backend.protocol import Backend, Linear
 from surefoot.model.layers.finite import finite_drafts
 from surefoot.state.pool import Pools
 from surefoot.step import Batch
+from surefoot.weights.counts import Linears
 
 Angles = tuple[Tensor, Tensor]
 
@@ -40,6 +41,11 @@ class AttentionSizes:
     def parameters(self, hidden: int) -> int:
         """How many numbers the weights are."""
         return (3 * self.heads + 2 * self.key_heads) * self.size * hidden + 2 * self.size
+
+    def linears(self, hidden: int) -> Linears:
+        """What W8A8 makes int8."""
+        wide, keys = self.heads * self.size, self.key_heads * self.size
+        return Linears.of(hidden, 2 * wide, keys, keys) + Linears.of(wide, hidden)
 
 
 @dataclass(frozen=True)

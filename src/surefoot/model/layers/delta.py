@@ -13,6 +13,7 @@ from surefoot.model.layers.finite import finite_drafts
 from surefoot.state.pool import Pools
 from surefoot.state.spec import Held, Part, Recurrent, Ring
 from surefoot.step import Batch
+from surefoot.weights.counts import Linears
 
 BLOCK = 16
 _UNIT_EPS = 1e-6
@@ -60,6 +61,10 @@ class DeltaSizes:
         """How many numbers the weights are."""
         vectors = 2 * self.value_heads + self.value_size
         return (sum(self.joint) + self.values) * hidden + self.channels * self.taps + vectors
+
+    def linears(self, hidden: int) -> Linears:
+        """What W8A8 makes int8: not b and a."""
+        return Linears.of(hidden, self.channels, self.values) + Linears.of(self.values, hidden)
 
     def caches(self, layers: int, dtype: str, prefix: str) -> tuple[Ring, Recurrent]:
         """What `layers` such layers keep of a request; convolved inputs have `dtype`."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from surefoot.backend.protocol import Backend, Experts, Linear
 from surefoot.step import Batch
+from surefoot.weights.counts import Linears
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,10 @@ class DenseSizes:
     def parameters(self, hidden: int) -> int:
         """How many numbers the weights are."""
         return 3 * self.inner * hidden
+
+    def linears(self, hidden: int) -> Linears:
+        """What W8A8 makes int8."""
+        return Linears.of(hidden, self.inner, self.inner) + Linears.of(self.inner, hidden)
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,11 @@ class ExpertSizes:
     def parameters(self, hidden: int) -> int:
         """How many numbers the weights are."""
         return (3 * (self.experts * self.inner + self.shared) + self.experts + 1) * hidden
+
+    def linears(self, hidden: int) -> Linears:
+        """What W8A8 makes int8: not the router, and not the shared expert's weight."""
+        expert, shared = (DenseSizes(inner).linears(hidden) for inner in (self.inner, self.shared))
+        return expert * self.experts + shared
 
 
 FeedSizes = DenseSizes | ExpertSizes

@@ -20,6 +20,7 @@ from surefoot.model.layers.attention import Angles
 from surefoot.model.layers.finite import finite_drafts
 from surefoot.state.pool import Pools
 from surefoot.step import Batch
+from surefoot.weights.counts import Linears
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,12 @@ class LatentSizes:
         queries = self.query_rank * (hidden + 1 + wide)
         outputs = self.output_rank * (wide + self.groups * hidden)
         return queries + outputs + self.size * (hidden + 1) + self.heads
+
+    def linears(self, hidden: int) -> Linears:
+        """What W8A8 makes int8, the indexer aside."""
+        wide, low = self.heads * self.size, self.groups * self.output_rank
+        inward = Linears.of(hidden, self.query_rank, self.size) + Linears.of(self.query_rank, wide)
+        return inward + Linears.of(wide // self.groups, low) + Linears.of(low, hidden)
 
 
 @dataclass(frozen=True)
@@ -90,6 +97,10 @@ class IndexerSizes:
     def parameters(self, hidden: int, query_rank: int) -> int:
         """How many numbers the weights are, the keys' compressor aside."""
         return self.heads * (self.size * query_rank + hidden)
+
+    def linears(self, query_rank: int) -> Linears:
+        """What W8A8 makes int8: not the heads' weights."""
+        return Linears.of(query_rank, self.heads * self.size)
 
 
 def trailing_order(size: int, rotated: int) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from surefoot.backend.protocol import Backend, Experts, Linear
 from surefoot.step import Batch
+from surefoot.weights.counts import Linears
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,11 @@ class RoutedSizes:
     def parameters(self, hidden: int) -> int:
         """How many numbers the weights are, without a bias for the choice."""
         return (3 * self.inner * (self.experts + 1) + self.experts) * hidden
+
+    def linears(self, hidden: int) -> Linears:
+        """What W8A8 makes int8: not the router."""
+        expert = Linears.of(hidden, self.inner, self.inner) + Linears.of(self.inner, hidden)
+        return expert * (self.experts + 1)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from surefoot.backend.reference import ReferenceBackend
 from tests.unit.backend.ascend.narrow import exact, narrow
 from tests.unit.backend.conformance import OPERATORS
 
-CASES = 20
+CASES = 10
 DEEP_CASES = range(1000, 1240)
 
 TOLERANCE = 2**-6

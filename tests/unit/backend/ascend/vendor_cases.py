@@ -48,6 +48,7 @@ def rowwise() -> Iterator[tuple[str, Arguments]]:
             yield name, {"input": x, "gamma": gamma}
             yield name, {"input": x, "gamma": draw(3, 8, dtype=dtype), "epsilon": 1e-5}
         yield "npu_add_rms_norm", {"x1": x, "x2": x, "gamma": gamma}
+        yield "npu_linear", {"input": x[0], "weight": x[1]}
         yield "npu_swiglu", {"input": x}
         yield "npu_swiglu", {"input": x, "dim": 0}
         angles = torch.zeros(2, 1, 8, dtype=dtype)

@@ -8,10 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from surefoot.backend.cpu.kernels import attention, choose, delta, latents, rowwise, streams, writes
+from surefoot.backend.cpu.kernels import (
+    attention,
+    choose,
+    delta,
+    dots,
+    int8,
+    latents,
+    rowwise,
+    streams,
+    writes,
+)
 from surefoot.backend.cpu.kernels.compile import Kernel
 
-_MODULES = (attention, choose, delta, latents, rowwise, streams, writes)
+_EVERYWHERE = (attention, choose, delta, int8, latents, rowwise, streams, writes)
+_MODULES = (*_EVERYWHERE, dots) if dots.HAS_DOTS else _EVERYWHERE
 
 
 def prepare_kernels(progress: Callable[[str], None]) -> None:
