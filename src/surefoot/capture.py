@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -158,6 +158,10 @@ class CapturedCall:
         self._longest_table, self._kind = longest_table, kind
         self._recorded: dict[Bucket, _Recorded | None] = {}
 
+    def close(self) -> None:
+        """Let go of all recordings, which gives their room on the device back."""
+        self._recorded.clear()
+
     def __call__(self, step: Step, *inputs: Tensor) -> Computed:
         """See StepCall."""
         bucket = next((bucket for bucket in self._buckets if bucket.fits(step)), None)
@@ -219,7 +223,7 @@ def _blank_batch(blank: Step, bucket: Bucket, kind: RowKind, backend: Backend) -
 
 @dataclass(frozen=True)
 class Capture:
-    """What may be captured of an engine.
+    """What may be captured of an engine, which owns all that is recorded for it.
 
     Attributes:
         most_rows: of a step.
@@ -232,6 +236,7 @@ class Capture:
     widest: int
     longest_table: int
     most: int
+    _calls: list[CapturedCall] = field(default_factory=list, init=False, compare=False)
 
     def call(self, work: Pass, backend: Backend, kind: RowKind, widest: int = 0) -> StepCall:
         """A call of `work` on rows of a kind.
@@ -241,7 +246,14 @@ class Capture:
         buckets = make_buckets(self.most_rows, max(widest, self.widest), self.most)
         if not buckets:
             return EagerCall(work, backend)
-        return CapturedCall(work, backend, buckets, self.longest_table, kind)
+        call = CapturedCall(work, backend, buckets, self.longest_table, kind)
+        self._calls.append(call)
+        return call
+
+    def close(self) -> None:
+        """Let go of what the engine's calls have recorded; they are not used any more."""
+        for call in self._calls:
+            call.close()
 
 
 EAGER = Capture(1, 1, 1, 0)

@@ -105,6 +105,7 @@ class Stage:
             poison(engine, "nan")
             submit(prompt, answer)
             finish(engine)
+        engine.close()
         return requests
 
     def _engine(self, scene: Scene, oracle: Callable[[Request, int], list[int]]) -> Engine:

@@ -325,7 +325,7 @@ def test_block_tables_that_are_those_of_the_capture_are_noticed(stage: Stage) ->
 
 
 def test_a_replay_without_an_update_of_its_own_is_refused(stage: Stage) -> None:
-    """vllm-ascend #15461: lengths reserved for an older verify step are replayed for this one."""
+    """vllm-ascend #7460, #15461: what an older step left in metadata is replayed for this one."""
     replay, updated = AscendRecording.replay, set[int]()
 
     def once(self: AscendRecording, layout: RowLayout) -> None:
@@ -383,6 +383,7 @@ def counted_groups(counts: list[tuple[int, int]]) -> Iterator[None]:
 
 
 def test_padded_tokens_are_in_no_group(stage: Stage) -> None:
+    """The same as below, without the fault."""
     counts: list[tuple[int, int]] = []
     assert stage.found(EXPERTS, counted_groups(counts)) == ["", ""]
     assert len(counts) > 10

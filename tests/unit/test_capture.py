@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -186,6 +187,17 @@ def test_sizes_without_room_for_a_recording_run_eagerly_and_it_is_said_once(
     assert sum(recording.replays for recording in backend.recordings) > 2
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "as many recorded steps as it can" in caplog.text
+
+
+def test_what_was_recorded_is_let_go_of_when_its_owner_is_closed() -> None:
+    backend, capture = RecordedReplay(ReferenceBackend()), Capture(2, 2, 6, 4)
+    call = capture.call(Sums(), backend, RowKind(2, 1, bounded=False))
+    with torch.inference_mode():
+        call(Step.of([Row([7], 0, 1, [1], 1, 0, 1, 0)], P), torch.randn(1, SIZE))
+    held = weakref.ref(backend.recordings.pop())
+    assert held() is not None
+    capture.close()
+    assert held() is None
 
 
 def test_nothing_is_captured_without_recordings() -> None:

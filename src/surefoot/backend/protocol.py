@@ -200,7 +200,8 @@ class Backend(Protocol):
             work: may read those, caches, weights and these rows, and nothing else.
 
         Returns:
-            The recording; None if the device holds as many as it can, for whatever engines.
+            The recording, which takes room on the device as long as anybody holds it; None if
+            the device holds as many as it can, for whatever engines.
 
         Raises:
             NotImplementedError: `capabilities.recordings` is 0.

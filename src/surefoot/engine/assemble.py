@@ -41,8 +41,8 @@ class Assembly:
         plan: how the memory was divided.
         pools: the target's cache tensors.
         drafter: who guesses ahead.
+        capture: owns what is recorded of steps.
         max_model_len: longest context served, in tokens.
-        page_tokens: P.
     """
 
     loop: Loop
@@ -51,6 +51,7 @@ class Assembly:
     plan: MemoryPlan
     pools: Pools
     drafter: Drafter
+    capture: Capture
     max_model_len: int
 
 
@@ -148,7 +149,7 @@ def assemble(
     runner = ModelRunner(forward, pools, target.backend, vocab, plan.page_tokens, block)
     policy = _depth(name, config, forward, plan)
     loop = Loop(ledger, scheduler, runner, guarded, policy)
-    return Assembly(loop, ledger, scheduler, plan, pools, guarded, length)
+    return Assembly(loop, ledger, scheduler, plan, pools, guarded, capture, length)
 
 
 def cache_shapes(specs: Sequence[CacheSpec]) -> list[CacheShape]:

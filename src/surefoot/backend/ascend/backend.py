@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -95,20 +94,12 @@ class AscendBackend(PlainStreams, PlainRouters):
         work: Callable[[RowOperators], Sequence[Tensor]],
     ) -> Recording | None:
         """See Backend."""
-        if not self._has_room():
+        if len(self._recordings) >= self.capabilities.recordings:
             return None
         places = Places(layout, bounds, self.device)
         recording = AscendRecording(places, self._rows, work, self._vendor)
         self._recordings.add(recording)
         return recording
-
-    def _has_room(self) -> bool:
-        """Whether another recording fits beside those that are still used."""
-        most = self.capabilities.recordings
-        if len(self._recordings) >= most:
-            # An engine that was closed may be waiting for the collector, and holds its graphs.
-            gc.collect()
-        return len(self._recordings) < most
 
     def read(self, numbers: Tensor) -> list[int]:
         """See Backend."""
