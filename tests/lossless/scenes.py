@@ -19,7 +19,8 @@ from surefoot.ids import SINK_SLOT
 from surefoot.params import SamplingParams
 from surefoot.request import Request
 from surefoot.testing.drafters import make_test_drafter
-from tests.lossless.harness import CONTEXT, PROMPTS, VOCAB, Answer, Bench, Case, answer_of, poison
+from tests.lossless.harness import CONTEXT, PROMPTS, VOCAB, Answer, Bench, Case, answer_of
+from tests.lossless.poison import poison
 
 Fault = AbstractContextManager[object]
 """Something planted while it is open."""
