@@ -63,10 +63,9 @@ class EngineConfig:
         draft_tokens: most tokens guessed at once; None adapts to what pays.
         draft_model: path, hub id or packaged name of the draft model.
         dtype: element type of weights and caches; auto is the fastest one of the device.
-        quantization: w8a8 keeps the weights of linears in int8 and makes their inputs int8 row by
-            row: a quarter of float32's memory, faster where memory is slow, somewhat less exact,
-            and bitwise by nature. None leaves them as the checkpoint has them; one that is
-            quantised already (ModelSlim) needs no flag.
+        quantization: how the weights of linears are kept: w8a8 makes them int8, and their inputs
+            row by row; a quarter of the memory of float32, more speed, a little less exact. None
+            leaves weights as the checkpoint has them, be that floats or ModelSlim's int8.
         device: name of the backend; auto takes the fastest that is present.
         emulate: run the device's operators on the CPU, and check each call against what they demand
             (device npu).

@@ -193,7 +193,7 @@ class Backend(Protocol):
         bounds: LayoutBounds,
         inputs: Sequence[Tensor],
         work: Callable[[RowOperators], Sequence[Tensor]],
-    ) -> Recording:
+    ) -> Recording | None:
         """Record work on the rows of a step; what it computes now need not be kept.
 
         Args:
@@ -201,6 +201,10 @@ class Backend(Protocol):
             bounds: of the layouts to come.
             inputs: the tensors that are filled anew before each replay.
             work: may read those, caches, weights and these rows, and nothing else.
+
+        Returns:
+            The recording, which takes room on the device as long as anybody holds it; None if
+            the device holds as many as it can, for whatever engines.
 
         Raises:
             NotImplementedError: `capabilities.recordings` is 0.

@@ -37,6 +37,7 @@ COMPANIONS = tuple(part for parts in _PARTS.values() for part in parts)
 
 _DESCRIPTIONS = "quant_model_description*.json"
 _INT8 = "I8"
+_FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})
 _WEIGHT, _BIAS = ".weight", ".bias"
 
 
@@ -185,12 +186,14 @@ class ModelSlimCheckpoint:
             raise WeightsError(
                 f"tensor {name!r} is decided to be {decision}, and it is stored as {encoding}"
             )
-        if decision != _FLOAT and not belongs:
-            raise WeightsError(f"tensor {name!r} is decided to be {decision}, and it is no weight")
+        if (decision != _FLOAT and not belongs) or (wanted and len(self.shape(name)) != 2):
+            raise WeightsError(
+                f"tensor {name!r} is decided to be {decision}, and it is no weight of a linear"
+            )
 
     def _dynamic(self, name: str) -> Int8Weight:
-        scales = self._vector(name, "weight_scale").float()
-        if self._vector(name, "weight_offset").any():
+        scales = self._vector(name, "weight_scale", _FLOATS).float()
+        if self._vector(name, "weight_offset", _FLOATS).any():
             raise WeightsError(f"tensor {_beside(name, 'weight_offset')!r} must be zero throughout")
         return Int8Weight(self._values(name), scales)
 
@@ -198,25 +201,26 @@ class ModelSlimCheckpoint:
         scale, offset = (self._number(name, part) for part in ("input_scale", "input_offset"))
         if not (math.isfinite(scale) and scale > 0):
             raise WeightsError(f"tensor {_beside(name, 'input_scale')!r} must be above 0: {scale}")
-        if offset != int(offset) or not -128 <= offset <= 127:
+        if offset not in range(-128, 128):
             raise WeightsError(
                 f"tensor {_beside(name, 'input_offset')!r} must be a whole number in int8: {offset}"
             )
-        added = self._vector(name, "quant_bias").to(torch.int32)
-        fixed = FixedInput(scale, int(offset), added)
-        return Int8Weight(self._values(name), _as_floats(self._vector(name, "deq_scale")), fixed)
+        added = self._vector(name, "quant_bias", {torch.int32})
+        scales = _as_floats(self._vector(name, "deq_scale", {*_FLOATS, torch.int64}))
+        return Int8Weight(self._values(name), scales, FixedInput(scale, int(offset), added))
 
     def _values(self, name: str) -> Tensor:
         return self._stored.read(name).clone(memory_format=torch.contiguous_format)
 
-    def _vector(self, name: str, part: str) -> Tensor:
+    def _vector(self, name: str, part: str, dtypes: Collection[torch.dtype]) -> Tensor:
         """One number for each output; in memory of its own."""
         own, outputs = _beside(name, part), self.shape(name)[0]
         tensor = self._stored.read(own)
-        if tuple(tensor.shape) not in ((outputs,), (outputs, 1)):
+        if tuple(tensor.shape) not in ((outputs,), (outputs, 1)) or tensor.dtype not in dtypes:
+            wanted = " or ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
             raise WeightsError(
-                f"tensor {own!r} has shape {list(tensor.shape)}, and {outputs} outputs need one "
-                "number each"
+                f"tensor {own!r} has shape {list(tensor.shape)} in {tensor.dtype}, and {outputs} "
+                f"outputs need one number each in {wanted}"
             )
         return tensor.flatten().clone()
 

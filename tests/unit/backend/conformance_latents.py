@@ -176,10 +176,13 @@ def streams(backend: Backend, seed: int) -> Sequence[Tensor]:
 
 
 def routers(backend: Backend, seed: int) -> Sequence[Tensor]:
-    """Some scores are tied, and some so far from 0 that softplus is 0 or the score."""
+    """Some scores are tied, and some so far from 0 that softplus is 0 or the score.
+
+    None is near -103, where softplus has a few bits at most.
+    """
     rng, draws = random.Random(seed), torch.Generator().manual_seed(seed)
     tokens, count = rng.choice((0, rng.randrange(20))), rng.randint(1, 40)
-    scores = torch.randint(-9, 9, (tokens, count), generator=draws) * rng.choice((0.3, 4.0, 20.0))
+    scores = torch.randint(-9, 9, (tokens, count), generator=draws) * rng.choice((0.3, 4.0, 30.0))
     bias = torch.randint(0, 3, (count,), generator=draws).float()
     scores, bias = scores.to(backend.device), bias.to(backend.device)
     choice = backend.choose_experts(scores, bias, rng.randint(1, count))

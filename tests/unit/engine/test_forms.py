@@ -79,20 +79,20 @@ def test_the_description_says_how_much_becomes_int8(
     assert target.form == "w8a8"
 
 
-WIDE: dict[str, int | bool] = {
-    "hidden": 128,
-    "inner": 256,
-    "heads": 4,
-    "head_dim": 32,
-    "vocab": 256,
-}
-"""Sizes that need no zeros behind them."""
-
-
 @pytest.mark.parametrize("tied", [False, True])
 def test_nothing_is_kept_twice(tied: bool, tmp_path: Path) -> None:
     """What a loaded model holds is what its parameters take, and some tables beside them."""
-    folder = write_tiny(tmp_path, "LlamaForCausalLM", tied=tied, **WIDE)  # type: ignore[arg-type]
+    # Sizes that need no zeros behind them.
+    folder = write_tiny(
+        tmp_path,
+        "LlamaForCausalLM",
+        tied=tied,
+        vocab=256,
+        hidden=128,
+        inner=256,
+        heads=4,
+        head_dim=32,
+    )
     target = load_int8(folder)
     assert target.weight_bytes <= held(target.model) < 1.1 * target.weight_bytes
     floats = load_on("tiny", folder, CpuBackend(), "float32", silent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -162,6 +163,10 @@ NO_FLOATS = r"'a\.weight' is stored as int8, which is not read without its scale
         (say("a.weight", FLOAT), r"'a.weight' is decided to be FLOAT, and it is stored as I8"),
         (store("c.weight", INT8), r"'c.weight' is decided to be FLOAT, and it is stored as I8"),
         (store("b.weight", WEIGHT), r"'b.weight' is decided to be W8A8, and it is stored as F32"),
+        (
+            store("a.weight", INT8[0].clone()),
+            r"'a.weight' is decided to be .* no weight of a linear",
+        ),
         (drop("a.weight_scale"), r"lack tensors that belong to them: a.weight_scale"),
         (drop("b.quant_bias"), r"lack tensors that belong to them: b.quant_bias"),
         (say("a.weight", STATIC), r"lack tensors that belong to them: a.deq_scale, a.input_offset"),
@@ -180,11 +185,18 @@ def test_a_contradiction_is_named_when_the_folder_is_opened(
     [
         (store("a.weight_offset", torch.full((6, 1), 0.5)), "a", "'a.weight_offset' must be zero"),
         (store("a.weight_scale", torch.ones(6, 2)), "a", r"'a.weight_scale' has shape \[6, 2\]"),
+        (store("a.weight_scale", torch.ones(6).int()), "a", r"'a.weight_scale' .* in torch.int32"),
         (store("b.deq_scale", torch.ones(5)), "b", r"'b.deq_scale' has shape \[5\]"),
+        (store("b.quant_bias", torch.ones(6)), "b", r"'b.quant_bias' .* in torch.float32"),
         (store("b.input_scale", torch.zeros(1)), "b", "'b.input_scale' must be above 0: 0.0"),
         (store("b.input_scale", torch.ones(2)), "b", "'b.input_scale' must be a single number"),
         (store("b.input_offset", torch.tensor([0.5])), "b", "'b.input_offset' must be a whole"),
         (store("b.input_offset", torch.tensor([200.0])), "b", "'b.input_offset' must be a whole"),
+        (
+            store("b.input_offset", torch.tensor([math.nan])),
+            "b",
+            "'b.input_offset' must be a whole",
+        ),
     ],
 )
 def test_what_belongs_to_a_weight_must_fit_it(

@@ -22,7 +22,8 @@ FEW_ROWS = 16 if dots.HAS_DOTS else 0
 """Most rows that one kernel takes; above them the framework's product is faster, measured."""
 
 Floats = npt.NDArray[np.float32]
-_NO_NUMBERS = np.empty(0, np.float32)
+Sums = npt.NDArray[np.int32]
+_NO_FLOATS = np.empty(0, np.float32)
 _NO_SUMS = np.empty(0, np.int32)
 _NO_STREAM = np.empty((0, 0), np.float32)
 
@@ -32,6 +33,7 @@ class Int8Linear:
     """A linear in int8. No row's bits depend on another row, by construction.
 
     Attributes:
+        inputs: of the weight.
         values: the weight's, made up with zeros as `dots` wants it.
         excess: see dots.int8_linear.
         scales: [outputs].
@@ -41,28 +43,31 @@ class Int8Linear:
         few_rows: most rows that one kernel takes.
     """
 
+    inputs: int
     values: Tensor
-    excess: npt.NDArray[np.int32]
+    excess: Sums
     scales: Floats
     fixed: Floats
-    added: npt.NDArray[np.int32]
+    added: Sums
     bias: Floats
     few_rows: int
 
     @staticmethod
     def pack(weight: Int8Weight, bias: Tensor | None, few_rows: int = FEW_ROWS) -> Int8Linear:
         """Keep the weight's own memory if nothing has to be made up."""
-        fixed = weight.fixed
-        outputs, inputs = weight.shape
+        fixed, (outputs, inputs) = weight.fixed, weight.shape
+        assert bias is None or bias.shape == (outputs,), "each output has one bias"
+        assert fixed is None or fixed.added.shape == (outputs,), "each output has one sum added"
         missing = (0, -inputs % dots.INPUTS, 0, -outputs % dots.ROWS)
         values = F.pad(weight.values, missing) if any(missing) else weight.values.contiguous()
         return Int8Linear(
+            inputs=inputs,
             values=values,
             excess=128 * values.sum(1, dtype=torch.int32).numpy(),
             scales=weight.scales.contiguous().numpy(),
-            fixed=_NO_NUMBERS if fixed is None else np.array([fixed.scale, fixed.offset], "f4"),
+            fixed=_NO_FLOATS if fixed is None else np.array([fixed.scale, fixed.offset], "f4"),
             added=_NO_SUMS if fixed is None else fixed.added.contiguous().numpy(),
-            bias=_NO_NUMBERS if bias is None else bias.float().numpy(),
+            bias=_NO_FLOATS if bias is None else bias.float().numpy(),
             few_rows=few_rows,
         )
 
@@ -78,9 +83,11 @@ class Int8Linear:
 
     def exact(self, x: Tensor, stream: Floats = _NO_STREAM) -> Tensor:
         """Results in float32, whatever the type of x, added to `stream` if one is given."""
-        rows, inputs = x.shape[0], x.float().contiguous().numpy()
-        out = torch.empty(rows, len(self.scales))
-        if rows <= self.few_rows:
+        rows, outputs = x.shape[0], len(self.scales)
+        assert x.shape[1] == self.inputs, f"{x.shape[1]} inputs came, and {self.inputs} are wanted"
+        assert stream is _NO_STREAM or stream.shape == (rows, outputs), "streams do not fit"
+        inputs, out = x.float().contiguous().numpy(), torch.empty(rows, outputs)
+        if 0 < rows <= self.few_rows:
             dots.int8_linear(
                 inputs,
                 self.fixed,

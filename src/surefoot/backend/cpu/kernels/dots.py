@@ -61,8 +61,10 @@ def _merge(builder: Any, x: Any, y: Any, width: int) -> Any:
     return builder.add(*halves)
 
 
-def _emit(builder: Any, codes: Any, weight: Any, stride: Any, excess: Any, sums: Any) -> None:
-    """Instructions of sixteen_sums, which has addresses for arrays; `stride` is in bytes."""
+def _emit(
+    builder: Any, codes: Any, weight: Any, stride: Any, excess: Any, sums: Any, ahead: bool
+) -> None:
+    """Instructions of a _Dots function, with addresses for arrays; `stride` is in bytes."""
     dot = cgutils.get_or_insert_function(builder.module, *_INSTRUCTION)
     prefetch = cgutils.get_or_insert_function(builder.module, *_PREFETCH)
     totals = [cgutils.alloca_once(builder, _VECTOR) for _ in range(ROWS)]
@@ -74,37 +76,52 @@ def _emit(builder: Any, codes: Any, weight: Any, stride: Any, excess: Any, sums:
         at = builder.mul(loop.index, step)
         inputs = builder.xor(_load(builder, builder.gep(codes, [at])), _ADD_128)
         row = builder.gep(weight, [at])
-        ahead = builder.gep(next_rows, [builder.mul(at, rows)])
+        wanted_next = builder.gep(next_rows, [builder.mul(at, rows)])
         for total in totals:
-            builder.call(prefetch, [ahead, *_TO_SECOND_CACHE])
+            if ahead:
+                builder.call(prefetch, [wanted_next, *_TO_SECOND_CACHE])
             added = builder.call(dot, [builder.load(total), inputs, _load(builder, row)])
             builder.store(added, total)
-            row, ahead = builder.gep(row, [stride]), builder.gep(ahead, [step])
-    vectors = [builder.load(total) for total in totals]
-    width = 1
+            row, wanted_next = builder.gep(row, [stride]), builder.gep(wanted_next, [step])
+    result = builder.sub(_merged(builder, totals), _load(builder, excess))
+    builder.store(result, builder.bitcast(sums, _VECTOR.as_pointer())).align = 1
+
+
+def _merged(builder: Any, totals: list[Any]) -> Any:
+    """The sum of each register, in one register."""
+    vectors, width = [builder.load(total) for total in totals], 1
     while len(vectors) > 1:
         halves = zip(vectors[::2], vectors[1::2], strict=True)
         vectors = [_merge(builder, x, y, width) for x, y in halves]
         width *= 2
-    result = builder.sub(vectors[0], _load(builder, excess))
-    builder.store(result, builder.bitcast(sums, _VECTOR.as_pointer())).align = 1
+    return vectors[0]
 
 
-def _sixteen_sums(_: Any, codes: Any, weight: Any, excess: Any, sums: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        arrays = [
-            context.make_array(kind)(context, builder, value)
-            for kind, value in zip(signature.args, values, strict=True)
-        ]
-        stride = cgutils.unpack_tuple(builder, arrays[1].shape)[1]
-        _emit(builder, arrays[0].data, arrays[1].data, stride, arrays[2].data, arrays[3].data)
-        return context.get_dummy_value()
-
-    return types.void(codes, weight, excess, sums), generate
+_Dots = Callable[[Bytes, Bytes, Sums, Sums], None]
+"""The sums of products of an input [inputs] and 16 rows [16, inputs], less an excess [16]: [16]."""
 
 
-sixteen_sums = cast(Callable[[Bytes, Bytes, Sums, Sums], None], intrinsic(_sixteen_sums))
-"""Sums of products of one input [inputs] and 16 rows [16, inputs], less an excess [16], to [16]."""
+def _dots(ahead: bool) -> _Dots:
+    """Such a function that calls the next rows from memory, or does not."""
+
+    def typed(_: Any, codes: Any, weight: Any, excess: Any, sums: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            arrays = [
+                context.make_array(kind)(context, builder, value)
+                for kind, value in zip(signature.args, values, strict=True)
+            ]
+            stride = cgutils.unpack_tuple(builder, arrays[1].shape)[1]
+            inputs, rows, less, out = (array.data for array in arrays)
+            _emit(builder, inputs, rows, stride, less, out, ahead)
+            return context.get_dummy_value()
+
+        return types.void(codes, weight, excess, sums), generate
+
+    return cast(_Dots, intrinsic(typed))
+
+
+first_dots = _dots(ahead=True)
+more_dots = _dots(ahead=False)
 
 
 @exact_kernel(
@@ -142,6 +159,9 @@ def int8_linear(
     for n in range(0, padded, ROWS):
         rows = values[n : n + ROWS]
         less = excess[n : n + ROWS]
-        for t in range(tokens):
-            sixteen_sums(codes[t], rows, less, sums[t, n : n + ROWS])
+        for t in range(tokens):  # there may be none, and then there is no first either
+            if t == 0:
+                first_dots(codes[t], rows, less, sums[t, n : n + ROWS])
+            else:
+                more_dots(codes[t], rows, less, sums[t, n : n + ROWS])
     dequantise(sums, added, scales, row_scales, bias, stream, out)
