@@ -17,10 +17,15 @@ from pathlib import Path
 
 from measure import save
 
+from surefoot.testing.tiny_dsa import GLM, TinyDsaSizes, write_tiny_dsa
 from surefoot.testing.tiny_models import write_tiny
 
 DENSE = "dense"
-MODELS = (DENSE, "tiny-hybrid", "tiny-dsv4")
+DSA = {
+    "dsa": TinyDsaSizes(positions=4096),
+    "dsa-once": TinyDsaSizes(architecture=GLM, every=2, one_choice=True, positions=4096),
+}
+MODELS = (DENSE, "tiny-hybrid", "tiny-dsv4", *DSA)
 FORMS = ("floats", "w8a8")
 
 
@@ -41,10 +46,18 @@ def write_dense(folder: Path) -> list[str]:
     return [target, "--draft-model", draft]
 
 
+def named(model: str, folder: Path) -> list[str]:
+    """Flags that name a model; what is not packaged is written to the folder."""
+    if model == DENSE:
+        return write_dense(folder)
+    if model in DSA:
+        return [str(write_tiny_dsa(folder, DSA[model], tokenizer=True, dial=0.5))]
+    return [model]
+
+
 def check(model: str, form: str, options: argparse.Namespace) -> dict[str, object]:
     """What one check printed; one thread, as several of them run side by side."""
     with tempfile.TemporaryDirectory() as folder:
-        named = write_dense(Path(folder)) if model == DENSE else [model]
         flags = ["--device", "npu", "--emulate", "--bitwise", "--json"]
         flags += ["--tokens", str(options.tokens), "--batch", options.batch]
         flags += ["--seed", str(options.seed)]
@@ -52,7 +65,7 @@ def check(model: str, form: str, options: argparse.Namespace) -> dict[str, objec
             flags += ["--quantization", form]
         program = [sys.executable, "-c", "from surefoot.cli.main import main; main()"]
         done = subprocess.run(
-            [*program, "check", *named, *flags],
+            [*program, "check", *named(model, Path(folder)), *flags],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
@@ -79,6 +92,8 @@ def main() -> None:
             pool.submit(check, model, form, options): (model, form)
             for model in options.only
             for form in options.forms
+            # These have no int8.
+            if model not in DSA or form == FORMS[0]
         }
         for run in as_completed(runs):
             (model, form), result = runs[run], run.result()

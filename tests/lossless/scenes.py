@@ -37,7 +37,7 @@ class Scene:
     Attributes:
         model: its name; PACKED is "qwen3" with heads for the packed form of attention.
         lengths: new tokens of each request.
-        drafter: who drafts up to three tokens; "random" is right up to a random place.
+        drafter: who drafts up to three tokens, or "none"; "random" is right up to a random place.
         rows: most of a step.
         follow: whether other turns of the first request come behind.
         capture: whether steps are captured.
@@ -111,9 +111,10 @@ class Stage:
 
     def _engine(self, scene: Scene, oracle: Callable[[Request, int], list[int]]) -> Engine:
         bench, name = self._bench(scene.model)
+        drafts = scene.drafter != "none"
         config = make_config(
             **bench.device,
-            drafter="ngram",
+            drafter="ngram" if drafts else "none",
             draft_tokens=3,
             page_tokens=PAGE,
             max_rows=scene.rows,
@@ -121,7 +122,7 @@ class Stage:
             memory=1 << 22,
             capture=scene.capture,
         )
-        drafter = make_test_drafter(scene.drafter, oracle, VOCAB, seed=5)
+        drafter = make_test_drafter(scene.drafter, oracle, VOCAB, seed=5) if drafts else None
         return Engine(bench.target(name), config, None, drafter)
 
     def found(self, scene: Scene, fault: Fault) -> list[str]:

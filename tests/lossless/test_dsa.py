@@ -134,11 +134,13 @@ def logits_of_drafts(bench: Bench, case: Case) -> dict[Key, Tensor]:
     return seen
 
 
-def differing(got: Mapping[Key, Tensor], want: Mapping[Key, Tensor]) -> list[Key]:
-    """What both have and is not the same to the last bit."""
+def differing(
+    got: Mapping[Key, Tensor], want: Mapping[Key, Tensor], depth: int = DRAFTED.depth
+) -> list[Key]:
+    """What both have, drafts up to a depth, and is not the same to the last bit."""
     both = got.keys() & want.keys()
     assert len(both) > 40
-    assert {depth for _, _, depth in both} == set(range(4))
+    assert {place for _, _, place in both} == set(range(depth))
     return sorted(key for key in both if not torch.equal(got[key], want[key]))
 
 

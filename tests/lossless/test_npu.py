@@ -24,9 +24,11 @@ from surefoot.params import SamplingParams
 from surefoot.step import Batch
 from surefoot.testing.drafters import StatelessDrafter
 from surefoot.testing.strategies import pairwise
+from surefoot.testing.tiny_dsa import write_tiny_dsa
 from surefoot.testing.tiny_hybrids import write_tiny_hybrid
 from surefoot.testing.tiny_latents import TinyLatentSizes, write_tiny_latents
 from surefoot.testing.tiny_models import write_tiny
+from tests.lossless.chosen import CHOSEN
 from tests.lossless.harness import (
     ARCHITECTURES,
     DIAL,
@@ -43,7 +45,7 @@ from tests.lossless.harness import (
 )
 
 FACTORS: dict[str, tuple[object, ...]] = {
-    "model": ("qwen3", "sliding", "hybrid", "hybrid experts", LATENTS),
+    "model": ("qwen3", "sliding", "hybrid", "hybrid experts", LATENTS, *CHOSEN),
     "drafter": ("none", "ngram", "draft-model", "mtp"),
     "depth": (1, 2, 3, 5),
     "sampling": ("greedy", "top-p", "penalties"),
@@ -59,6 +61,8 @@ SAMPLE = [
     Case("sliding", "draft-model", 2, chunk=5, batch=1, poison="garbage"),
     Case("hybrid experts", "mtp", 3, chunk=5, sampling="penalties", preempt="forced", poison="nan"),
     Case(LATENTS, "mtp", 3, sampling="top-p", preempt="forced", poison="nan"),
+    Case("chosen", "mtp", 2, sampling="top-p", poison="garbage"),
+    Case("chosen once", "mtp", 3, preempt="forced", poison="nan"),
 ]
 
 
@@ -104,6 +108,9 @@ class LegalBench(Bench):
             return write_tiny_latents(
                 folder, TinyLatentSizes(drift=drift, index_dim=128), dial=DIAL
             )
+        if name in CHOSEN:
+            legal = replace(CHOSEN[name], rank=512, turned=64, index_dim=128, drift=drift)
+            return write_tiny_dsa(folder, legal, dial=DIAL)
         if name in HYBRIDS:
             return write_tiny_hybrid(
                 folder,
@@ -123,6 +130,7 @@ LEGAL = [
     Case("qwen3", "draft-model", 3, page=128, sampling="top-p", preempt="forced"),
     Case("hybrid", "mtp", 3, page=128, chunk=5),
     Case(LATENTS, "mtp", 2, page=128, sampling="top-p"),
+    Case("chosen once", "mtp", 2, page=128),
 ]
 
 

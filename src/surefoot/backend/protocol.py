@@ -50,8 +50,6 @@ class Capabilities:
         ordered_entries: among equal scores `choose_entries` takes the lowest index.
         composed: operators for which the device has none, made of several.
         int8: whether it packs weights in int8.
-        chosen_positions: whether `attend_chosen` is there, and `choose_entries` knows rows that see
-            less than all.
     """
 
     name: str
@@ -64,7 +62,6 @@ class Capabilities:
     ordered_entries: bool = True
     composed: tuple[str, ...] = ()
     int8: bool = False
-    chosen_positions: bool = True
 
 
 class Experts(Protocol):

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from surefoot.backend.operands import Fold
 from surefoot.backend.protocol import Backend, Linear
-from surefoot.errors import ModelError
 from surefoot.model.deepseek_v32_config import ARCHITECTURES, FULL, ChosenConfig, read_config
 from surefoot.model.deepseek_v32_weights import EMBEDDING, ChosenTensors
 from surefoot.model.layers.chosen import ChosenAttention, ChosenCaches, StepAngles
@@ -215,16 +214,8 @@ class ChosenModel:
             config: the checkpoint's config.json.
             backend: where the model will run.
             prefix: put before the names of its caches.
-
-        Raises:
-            ModelError: the backend cannot attend to chosen positions.
         """
         self.config = read_config(config)
-        if not backend.capabilities.chosen_positions:
-            raise ModelError(
-                f"{self.config.architecture} attends to chosen positions, which the backend "
-                f"{backend.capabilities.name!r} cannot do yet; use another device"
-            )
         tensors = ChosenTensors(take, self.config, backend)
         self._ends = _take_ends(tensors)
         self._layers = _take_layers(tensors, prefix)

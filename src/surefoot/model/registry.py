@@ -25,7 +25,6 @@ class Family:
         draft_heads: drafters that its checkpoints may bring along.
         int8_linears: names of the tensors that W8A8 makes int8; None if it is not offered.
         chat_format: how a checkpoint, given its path, writes conversations without a template.
-        chosen_positions: it runs where the backend's capabilities say so.
     """
 
     describe: Callable[[Mapping[str, object], str, str], Description]
@@ -33,7 +32,6 @@ class Family:
     draft_heads: tuple[str, ...]
     int8_linears: re.Pattern[str] | None = None
     chat_format: Callable[[Path], ChatFormat] | None = None
-    chosen_positions: bool = False
 
 
 _DENSE = Family(llama.describe, llama.LlamaModel, draft_heads=(), int8_linears=llama.INT8_LINEARS)
@@ -44,12 +42,7 @@ _LATENT = Family(
     int8_linears=deepseek_v4.INT8_LINEARS,
     chat_format=deepseek_v4_chat.chat_format,
 )
-_CHOSEN = Family(
-    deepseek_v32.describe,
-    deepseek_v32.ChosenModel,
-    draft_heads=("mtp",),
-    chosen_positions=True,
-)
+_CHOSEN = Family(deepseek_v32.describe, deepseek_v32.ChosenModel, draft_heads=("mtp",))
 _HYBRID = Family(
     qwen3_5.describe,
     qwen3_5.HybridModel,

@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from surefoot.backend import make_backend
 from surefoot.backend.cpu import CpuBackend
 from surefoot.engine.models import load_on, silent
 from surefoot.errors import ModelError, WeightsError
@@ -260,12 +259,6 @@ def test_a_layer_that_shares_has_no_indexer(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(entries))
     with pytest.raises(WeightsError, match=re.escape("layers.1.self_attn.indexer")):
         loaded(folder)
-
-
-def test_a_backend_that_cannot_attend_to_chosen_positions_says_so(tmp_path: Path) -> None:
-    backend = make_backend("npu", None, emulate=True)
-    with pytest.raises(ModelError, match=re.escape("'npu (emulated)' cannot do yet")):
-        load_on("tiny", write_tiny_dsa(tmp_path), backend, "bfloat16", silent)
 
 
 def test_sixteen_bits_are_close(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Attention over windows and compressed entries, and the entries themselves.
 
-All but the choice of entries is composed: the vendor's operators for it are not in its public
-package. What is computed together is bounded by sizes alone, so that steps can be recorded.
+All but the choice of entries (see `chosen`) is composed: the vendor's operators for it are not in
+its public package. What is computed together is bounded by sizes alone, so that steps can be
+recorded.
 """
 
 from __future__ import annotations
@@ -9,15 +10,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from surefoot.backend.ascend.placed import Lines, PlacedRows
+from surefoot.backend.ascend.chosen import ChosenRows
+from surefoot.backend.ascend.placed import Lines
 from surefoot.backend.ascend.running_softmax import RunningSoftmax
-from surefoot.backend.operands import Compression, Entries, LatentPages, Latents
+from surefoot.backend.operands import Compression, Entries, Latents
 
 _TOGETHER = 128  # entries that are looked at in one go
 _NUMBERS = 1 << 24  # of keys that are gathered in one go, more or less
 
 
-class LatentRows(PlacedRows):
+class LatentRows(ChosenRows):
     """Windows, compressed entries, and attention over both."""
 
     def compress(self, raw: Tensor, ring: Tensor, pool: Tensor, form: Compression) -> None:
@@ -45,41 +47,6 @@ class LatentRows(PlacedRows):
         indices = places.index_select(0, tokens).masked_fill(~exists[:, None], 0)
         self.write(pool, indices, torch.where(exists[:, None], entry, 0))
 
-    def choose_entries(
-        self, q: Tensor, weights: Tensor, pool: Tensor, ratio: int, count: int
-    ) -> Tensor:
-        """See RowOperators; which of equal entries is left out is the vendor's choice.
-
-        Rows must see all of their pages, as the capabilities say. Every token is a request of one
-        query, since no two see equally many entries in general.
-        """
-        places = self.places
-        if not places.tokens:
-            return torch.empty(0, count, dtype=torch.long, device=q.device)
-        chosen, _ = self.vendor.npu_lightning_indexer(
-            q.to(pool.dtype).contiguous(),
-            pool[:, :, None],
-            weights.contiguous(),
-            actual_seq_lengths_query=torch.arange(
-                1, places.tokens + 1, dtype=torch.int32, device=q.device
-            ),
-            actual_seq_lengths_key=self.reaches(ratio).to(torch.int32),
-            block_table=self.derived.tables,
-            layout_query="TND",
-            layout_key="PA_BSND",
-            sparse_count=count,
-            sparse_mode=3,
-        )
-        # Sorted as float32, which is exact up to 2^24 entries and what devices sort fast.
-        numbers = chosen[:, 0].float()
-        ascending = numbers.masked_fill(numbers < 0, torch.inf).sort(dim=1).values
-        return ascending.masked_fill(ascending == torch.inf, -1).long()
-
-    def reaches(self, ratio: int) -> Tensor:
-        """How many entries of `ratio` tokens each token sees, [T] int64."""
-        reaches: Tensor = (self.places.position + 1) // ratio
-        return reaches
-
     def attend_latents(
         self, q: Tensor, latents: Latents, entries: Entries | None, sinks: Tensor, scale: float
     ) -> Tensor:
@@ -95,12 +62,6 @@ class LatentRows(PlacedRows):
                 self._see_entries(softmax, some, entries)
             out[some] = softmax.mixed.to(q.dtype)
         return out
-
-    def attend_chosen(
-        self, q: Tensor, turned: Tensor, keys: LatentPages, chosen: Tensor | None, scale: float
-    ) -> Tensor:
-        """See RowOperators; not there, as the capabilities say."""
-        raise NotImplementedError("attention over chosen positions is not there yet")
 
     def window_attention(
         self,

@@ -14,6 +14,8 @@ _PAGE_UNIT, _MOST_PAGE = 16, 512
 _STATE_SIZE, _STATE_HEADS = 128, 64
 _ENTRIES_UNIT = 16
 _INDEX_SIZE = 128
+_LATENT_SIZES = {"values": ("latents", 512), "turned": ("turned keys", 64)}
+"""Of attention over chosen positions, by the cache's part."""
 
 
 def beyond_limits(caches: Sequence[CacheShape], page_tokens: int) -> list[str]:
@@ -35,6 +37,10 @@ def _cache(cache: CacheShape, page_tokens: int) -> Iterator[str]:
     if cache.kind == "paged" and len(cache.shape) > 1 and (size % _HEAD_UNIT or size > _MOST_HEAD):
         wanted = f"a multiple of {_HEAD_UNIT} up to {_MOST_HEAD}"
         yield f"attention heads must have {wanted} numbers, not {size}"
+    if cache.kind == "paged" and cache.part in _LATENT_SIZES:
+        what, legal = _LATENT_SIZES[cache.part]
+        if size != legal:
+            yield f"{what} must have {legal} numbers, not {size}"
     if cache.kind == "recurrent":
         heads, *sizes = cache.shape
         if any(size != _STATE_SIZE for size in sizes):

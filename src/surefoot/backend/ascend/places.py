@@ -202,6 +202,24 @@ class Derived:
         """[T, C] int32, the page table of each token's row."""
         return self._places.tables.index_select(0, self._places.row)
 
+    @cached_property
+    def ends(self) -> Tensor:
+        """[B] int32, the index behind each row's last token."""
+        ends: Tensor = self._places.begin + self._places.count
+        return ends.to(torch.int32)
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """[B] int32, the tokens that each row has up to its last one."""
+        lengths: Tensor = self._places.first + self._places.count
+        return lengths.to(torch.int32)
+
+    @cached_property
+    def padding(self) -> Tensor:
+        """[T] bool, which tokens are in rows that no request owns."""
+        padding: Tensor = self.of_rows(self._places.slot) == SINK_SLOT
+        return padding
+
     def of_rows(self, values: Tensor) -> Tensor:
         """For each token what its row has: [B] to [T]."""
         return values.index_select(0, self._places.row)

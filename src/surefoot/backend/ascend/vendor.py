@@ -127,6 +127,28 @@ class Vendor(Protocol):
         """The positions with the greatest scores, in no particular order, then -1."""
         ...
 
+    def npu_sparse_flash_attention(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor | None,
+        sparse_indices: Tensor,
+        scale_value: float,
+        *,
+        block_table: Tensor | None = None,
+        actual_seq_lengths_query: Tensor | None = None,
+        actual_seq_lengths_kv: Tensor | None = None,
+        query_rope: Tensor | None = None,
+        key_rope: Tensor | None = None,
+        sparse_block_size: int = 1,
+        layout_query: str = "BSND",
+        layout_kv: str = "BSND",
+        sparse_mode: int = 3,
+        attention_mode: int = 0,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Attention of each row over the positions that its indices name."""
+        ...
+
     def npu_chunk_gated_delta_rule(
         self,
         query: Tensor,

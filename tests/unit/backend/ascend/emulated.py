@@ -67,11 +67,12 @@ class Recorded:
         page_tokens: int,
         longest_table: int,
         work: Callable[[EmulatedRows], Sequence[Tensor]],
+        bounded: bool = False,
     ) -> None:
         """Record steps of up to `rows` rows of up to `width` tokens, from one of padding alone."""
         self._rows, self.tokens = rows, rows * width + 1
         blank = self.padded(Step.of([], page_tokens)).layout()
-        self.places = Places(blank, LayoutBounds(longest_table, bounded=False), CPU)
+        self.places = Places(blank, LayoutBounds(longest_table, bounded), CPU)
         self._tape, vendor = Tape(), EmulatedVendor(RELAXED)
         vendor.tapes.append(self._tape)
         with torch.inference_mode(), self._tape.recording(keep=False):

@@ -24,6 +24,7 @@ NARROW: Mapping[str, tuple[int, ...]] = {
     "causal_conv": (0, 1, 2),
     "choose_entries": (0, 2),
     "attend_latents": (0, 1, 2),
+    "attend_chosen": (0, 1, 2),
     "rms_norm": (0,),
     "rotary": (0,),
     "gate": (0, 1),

@@ -35,9 +35,7 @@ TIED = ("choose_entries",)
 OWN_RINGS = ("delta_rule", "fold_delta")
 """The cases' rings hold errors, this backend's hold values; see `test_delta`."""
 
-ABSENT = ("attend_chosen",)
-
-TESTED = [name for name in OPERATORS if name not in (*TIED, *OWN_RINGS, *ABSENT)]
+TESTED = [name for name in OPERATORS if name not in (*TIED, *OWN_RINGS)]
 
 
 @cache

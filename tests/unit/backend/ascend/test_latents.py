@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,7 +10,6 @@ import torch
 from torch import Tensor
 
 from surefoot.backend.ascend import latents as module
-from surefoot.backend.ascend.emulate import STRICT, EmulatedVendor, RefusedError
 from surefoot.backend.operands import Compression, Entries, Latents
 from surefoot.backend.plain_latents import PlainLatentRows
 from surefoot.backend.protocol import Backend
@@ -32,7 +30,7 @@ from tests.unit.backend.ascend.emulated import (
 from tests.unit.backend.conformance import TOLERANCE, differing, window_attention
 from tests.unit.backend.conformance_latents import attend_latents, compress
 from tests.unit.backend.cuts import Setting, differing_cuts, same_bits, sequences_of
-from tests.unit.backend.layouts import Case, case_of
+from tests.unit.backend.layouts import case_of
 from tests.unit.backend.small import Vectors, WindowAttention
 from tests.unit.backend.small import window_attention as windows
 
@@ -63,59 +61,6 @@ def entries(backend: Backend, seed: int) -> Sequence[Tensor]:
 )
 def test_they_are_those_of_the_reference(run: Run, seed: int) -> None:
     assert differing(run(Chosen(), seed), run(ReferenceBackend(), seed)) == []
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Whole numbers and few of them, so that sums are exact and most scores are tied."""
-
-    case: Case
-    q: Tensor
-    weights: Tensor
-    pool: Tensor
-    ratio: int
-    count: int
-
-    @staticmethod
-    def of(seed: int, size: int) -> Choice:
-        case, rng = case_of(seed), random.Random(seed)
-        everything = (0,) * len(case.layout.first)
-        case = replace(case, layout=replace(case.layout, visible_from=everything))
-        ratio = rng.choice([n for n in (1, 2, 4) if case.layout.page_tokens % n == 0])
-        heads, draws = rng.randint(1, 9), case.draws
-        shape = case.pages, case.layout.page_tokens // ratio, size
-        pool = torch.randint(-2, 3, shape, generator=draws).to(NARROW)
-        owned = {page for table in case.layout.tables for page in table}
-        pool[[page for page in range(case.pages) if page not in owned]] = NAN
-        q = torch.randint(-2, 3, (case.tokens, heads, size), generator=draws).to(NARROW)
-        weights = torch.randint(-1, 2, (case.tokens, heads), generator=draws).float()
-        return Choice(case, q, weights, pool, ratio, rng.randint(1, 9))
-
-    def by(self, backend: Backend) -> Tensor:
-        rows = backend.rows(self.case.layout)
-        return rows.choose_entries(self.q, self.weights, self.pool, self.ratio, self.count)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_the_choice_is_that_of_the_reference(seed: int) -> None:
-    """The emulation leaves the highest of equal entries out, as the reference does."""
-    choice = Choice.of(seed, 8)
-    assert torch.equal(choice.by(EmulatedBackend()), choice.by(ReferenceBackend()))
-
-
-def test_a_legal_block_of_entries_is_needed() -> None:
-    """Pages of 64 tokens hold 16 entries of 4, of which the operator wants multiples."""
-    seed = next(n for n in range(99) if case_of(n).layout.page_tokens == 64 and n)
-    case, draws = case_of(seed), torch.Generator().manual_seed(1)
-    rows = EmulatedBackend(EmulatedVendor(STRICT)).rows(case.layout)
-    q = torch.randn(case.tokens, 8, 128, generator=draws).to(NARROW)
-    weights = torch.rand(case.tokens, 8, generator=draws)
-    pool = torch.randn(case.pages, 16, 128, generator=draws).to(NARROW)
-    got = rows.choose_entries(q, weights, pool, 4, 512)
-    want = ReferenceBackend().rows(case.layout).choose_entries(q, weights, pool, 4, 512)
-    assert torch.equal(got, want)
-    with pytest.raises(RefusedError, match="block size"):
-        rows.choose_entries(q, weights, pool[:, :8].contiguous(), 8, 512)
 
 
 @dataclass(frozen=True)
