@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+import mmap
 import random
+import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -124,10 +133,7 @@ def test_any_rows_in_any_order_are_the_rows_one_by_one(picked: list[int], shape:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_the_number_of_threads_changes_no_bit(
-    threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("surefoot.backend.cpu.int8._SHARE", 64)
+def test_the_number_of_threads_changes_no_bit(threads: int) -> None:
     weight, bias, x = case((257, 36))
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -174,6 +180,73 @@ def test_the_greatest_sums_fit(few_rows: int) -> None:
     x = torch.full((2, inputs), -128.0)
     got = Int8Linear.pack(weight, None, few_rows)(x)
     assert got.tolist() == 2 * [[float(torch.tensor(128 * 128 * inputs).float())]]
+
+
+WITHOUT_ROWS = """
+import numpy as np
+from surefoot.backend.cpu.kernels import dots
+outputs = 1 << 18
+none, no_sums, no_stream = np.zeros(0, "f4"), np.zeros(0, "i4"), np.zeros((0, 0), "f4")
+x, values = np.zeros((0, 64), "f4"), np.zeros((outputs, 64), "i1")
+out = np.zeros((0, outputs), "f4")
+excess, scales = np.zeros(outputs, "i4"), np.ones(outputs, "f4")
+dots.int8_linear(x, none, values, excess, no_sums, scales, none, no_stream, out)
+"""
+
+
+@pytest.mark.skipif(not dots.HAS_DOTS, reason="the processor lacks the instruction")
+def test_a_kernel_given_no_rows_writes_nothing() -> None:
+    """In a process of its own, which ends if sums of a row that is not there are written."""
+    subprocess.run([sys.executable, "-c", WITHOUT_ROWS], check=True)
+
+
+@pytest.mark.skipif(not dots.HAS_DOTS, reason="the processor lacks the instruction")
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_nothing_outside_of_arrays_is_touched(shape: tuple[int, int]) -> None:
+    """Pages that may not be touched lie right before and behind each array the kernel is given."""
+    weight, bias, x = case(shape)
+    linear = Int8Linear.pack(weight, bias, 1 << 20)
+    for at_end in (False, True):
+        own = partial(fenced, at_end=at_end)
+        tight = replace(
+            linear,
+            values=torch.from_numpy(own(linear.values.numpy())),
+            excess=own(linear.excess),
+            scales=own(linear.scales),
+            fixed=own(linear.fixed),
+            added=own(linear.added),
+            bias=own(linear.bias),
+        )
+        for rows in (1, 2, 17):
+            ours, stream = torch.from_numpy(own(x[:rows].numpy())), np.zeros((rows, shape[0]), "f4")
+            assert same(tight.exact(ours, own(stream)), linear(x[:rows]))
+
+
+def fenced(array: npt.NDArray[Any], at_end: bool) -> npt.NDArray[Any]:
+    """A copy at the beginning or the end of pages, between two that may not be touched."""
+    page = mmap.PAGESIZE
+    whole = mmap.mmap(-1, (-(-array.nbytes // page) + 2) * page)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(whole))
+    libc = ctypes.CDLL(None, use_errno=True)
+    for fence in (address, address + len(whole) - page):
+        assert libc.mprotect(ctypes.c_void_p(fence), page, 0) == 0
+    begin = len(whole) - page - array.nbytes if at_end else page
+    copy = np.frombuffer(whole, array.dtype, array.size, begin).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
+def test_what_does_not_fit_the_weight_stops() -> None:
+    """Compiled code looks at no sizes."""
+    weight, bias, x = case((33, 300))
+    linear = Int8Linear.pack(weight, bias)
+    for wrong in (x[:, :299], F.pad(x, (0, 1))):
+        with pytest.raises(AssertionError, match="and 300 are wanted"):
+            linear(wrong)
+    with pytest.raises(AssertionError, match="streams do not fit"):
+        linear.add(x[:2], torch.zeros(1, 33))
+    with pytest.raises(AssertionError, match="one bias"):
+        Int8Linear.pack(weight, bias[1:])
 
 
 def test_what_might_not_fit_is_refused() -> None:

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from surefoot.backend.cpu.experts import limited_gate
 from surefoot.backend.cpu.kernels import dots, int8
-from surefoot.backend.cpu.kernels.compile import use_threads
 from surefoot.backend.operands import Int8Weight
 
 FEW_ROWS = 16 if dots.HAS_DOTS else 0
@@ -24,7 +23,6 @@ FEW_ROWS = 16 if dots.HAS_DOTS else 0
 
 Floats = npt.NDArray[np.float32]
 Sums = npt.NDArray[np.int32]
-_SHARE = 1 << 22  # bytes of a weight that are worth a thread: less is read before it has woken up
 _NO_FLOATS = np.empty(0, np.float32)
 _NO_SUMS = np.empty(0, np.int32)
 _NO_STREAM = np.empty((0, 0), np.float32)
@@ -57,8 +55,9 @@ class Int8Linear:
     @staticmethod
     def pack(weight: Int8Weight, bias: Tensor | None, few_rows: int = FEW_ROWS) -> Int8Linear:
         """Keep the weight's own memory if nothing has to be made up."""
-        fixed = weight.fixed
-        outputs, inputs = weight.shape
+        fixed, (outputs, inputs) = weight.fixed, weight.shape
+        assert bias is None or bias.shape == (outputs,), "each output has one bias"
+        assert fixed is None or fixed.added.shape == (outputs,), "each output has one sum added"
         missing = (0, -inputs % dots.INPUTS, 0, -outputs % dots.ROWS)
         values = F.pad(weight.values, missing) if any(missing) else weight.values.contiguous()
         return Int8Linear(
@@ -89,7 +88,6 @@ class Int8Linear:
         assert stream is _NO_STREAM or stream.shape == (rows, outputs), "streams do not fit"
         inputs, out = x.float().contiguous().numpy(), torch.empty(rows, outputs)
         if 0 < rows <= self.few_rows:
-            use_threads(min(torch.get_num_threads(), 1 + self.values.numel() // _SHARE))
             dots.int8_linear(
                 inputs,
                 self.fixed,

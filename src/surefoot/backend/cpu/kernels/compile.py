@@ -5,20 +5,16 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Generic, ParamSpec, TypeVar, cast
 
-from numba import config, njit, set_num_threads
+from numba import njit
 from numba.core.registry import CPUDispatcher
 
 log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-THREADS = bool(find_spec("numba.np.ufunc.omppool") or find_spec("numba.np.ufunc.tbbpool"))
-"""Whether kernels may have threads: some ways to have them end the process when two use them."""
 
 _CONTRACT = {"contract"}  # a product and a sum may be one instruction
 _REORDER = {"contract", "reassoc"}  # and a sum may be made in lanes
@@ -43,22 +39,12 @@ class Kernel(Generic[P, R]):
     written to disk, every start compiles anew.
     """
 
-    def __init__(
-        self, function: Callable[P, R], signature: str, freedom: set[str], threads: bool = False
-    ) -> None:
-        """Compile `function` later.
-
-        Args:
-            function: what it does.
-            signature: of the one machine code.
-            freedom: what its floats may be spared (`fastmath`).
-            threads: share its `prange` loops among threads.
-        """
+    def __init__(self, function: Callable[P, R], signature: str, freedom: set[str]) -> None:
+        """Compile `function` later; `freedom` is what its floats may be spared (`fastmath`)."""
         function.__qualname__ = f"{function.__name__}_{_VERSION}"  # the key on disk
         self._function = function
         self._signature = signature
         self._freedom = freedom
-        self._threads = threads
         self._compiled: CPUDispatcher | None = None
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -81,13 +67,7 @@ class Kernel(Generic[P, R]):
         return not made.stats.cache_hits
 
     def _make(self, keep: bool) -> CPUDispatcher:
-        made = njit(
-            nogil=True,
-            error_model="numpy",
-            fastmath=self._freedom,
-            cache=keep,
-            parallel=self._threads,
-        )
+        made = njit(nogil=True, error_model="numpy", fastmath=self._freedom, cache=keep)
         compiled = made(self._function)
         compiled.compile(self._signature)
         compiled.disable_compile()
@@ -102,17 +82,6 @@ def kernel(signature: str) -> Callable[[Callable[P, R]], Kernel[P, R]]:
 def exact_kernel(signature: str) -> Callable[[Callable[P, R]], Kernel[P, R]]:
     """A kernel each of whose operations rounds as IEEE 754 has it, one by one."""
     return lambda function: Kernel(function, signature, set())
-
-
-def threaded_kernel(signature: str) -> Callable[[Callable[P, R]], Kernel[P, R]]:
-    """An exact kernel whose `prange` loops are shared among threads; see use_threads."""
-    return lambda function: Kernel(function, signature, set(), threads=THREADS)
-
-
-def use_threads(count: int) -> None:
-    """How many threads the next threaded kernel of this thread takes, at most those there are."""
-    most: int = config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
-    set_num_threads(min(count, most))
 
 
 def exact(function: Callable[P, R]) -> Callable[P, R]:

@@ -19,12 +19,12 @@ from typing import Any, cast
 import llvmlite.binding
 import numpy as np
 from llvmlite import ir
-from numba import prange, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from surefoot.backend.cpu.kernels.algebra import Floats
-from surefoot.backend.cpu.kernels.compile import threaded_kernel
+from surefoot.backend.cpu.kernels.compile import exact_kernel
 from surefoot.backend.cpu.kernels.int8 import Bytes, Sums, dequantise, quantise
 
 ROWS = 16
@@ -124,7 +124,7 @@ first_dots = _dots(ahead=True)
 more_dots = _dots(ahead=False)
 
 
-@threaded_kernel(
+@exact_kernel(
     "void(f4[:,::1],f4[::1],i1[:,::1],i4[::1],i4[::1],f4[::1],f4[::1],f4[:,::1],f4[:,::1])"
 )
 def int8_linear(
@@ -141,7 +141,7 @@ def int8_linear(
     """A whole linear, best for few rows of input; see `int8` for what is not said here.
 
     Args:
-        x: [T, inputs], at least one row.
+        x: [T, inputs].
         fixed: see quantise.
         values: [outputs, inputs], both made up to multiples of ROWS and INPUTS with zeros.
         excess: as many as rows of values, 128 times the sum of each.
@@ -156,11 +156,12 @@ def int8_linear(
     row_scales = np.empty(tokens, np.float32)
     quantise(x, fixed, codes, row_scales)
     sums = np.empty((tokens, padded), np.int32)
-    for block in prange(padded // ROWS):
-        n = block * ROWS
+    for n in range(0, padded, ROWS):
         rows = values[n : n + ROWS]
         less = excess[n : n + ROWS]
-        first_dots(codes[0], rows, less, sums[0, n : n + ROWS])
-        for t in range(1, tokens):
-            more_dots(codes[t], rows, less, sums[t, n : n + ROWS])
+        for t in range(tokens):  # there may be none, and then there is no first either
+            if t == 0:
+                first_dots(codes[t], rows, less, sums[t, n : n + ROWS])
+            else:
+                more_dots(codes[t], rows, less, sums[t, n : n + ROWS])
     dequantise(sums, added, scales, row_scales, bias, stream, out)
