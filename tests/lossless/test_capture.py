@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,17 +30,14 @@ FACTORS: dict[str, tuple[object, ...]] = {
 }
 
 
-def make_cases() -> list[Case]:
-    chosen: list[dict[str, Any]] = pairwise(FACTORS, seed=11, at_least=60)
+def make_cases(seed: int, at_least: int) -> list[Case]:
+    chosen: list[dict[str, Any]] = pairwise(FACTORS, seed=seed, at_least=at_least)
     return [Case(**choice) for choice in chosen if _exists(choice)]
 
 
 def _exists(choice: dict[str, Any]) -> bool:
     has_head = choice["model"] not in ("qwen3", "sliding")
     return has_head or choice["drafter"] != "mtp"
-
-
-CASES = make_cases()
 
 
 @dataclass
@@ -72,15 +70,27 @@ def recorded(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Recorded
 
 @pytest.mark.parametrize("model", FACTORS["model"])
 def test_replayed_steps_give_the_tokens_of_eager_ones(model: str, recorded: RecordedBench) -> None:
+    counts = run_all(recorded, model, make_cases(seed=3, at_least=30))
+    assert counts.preemptions > 5
+    assert min(counts.partial, counts.cached) >= 1
+    replays = [r.replays for backend in recorded.backends for r in backend.recordings]
+    assert sum(replays) > 100
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("model", FACTORS["model"])
+@pytest.mark.parametrize("seed", range(4))
+def test_many_replayed_steps_do(seed: int, model: str, recorded: RecordedBench) -> None:
+    run_all(recorded, model, make_cases(seed, at_least=60))
+
+
+def run_all(recorded: RecordedBench, model: str, cases: Sequence[Case]) -> Counts:
     differences: list[str] = []
     counts = Counts()
-    for case in CASES:
+    for case in cases:
         if case.model == model:
             run = Run(recorded, case)
             differences += run.finish()
             counts.add(run.requests)
     assert not differences, "\n".join(differences)
-    assert min(counts.partial, counts.cached) > 1
-    assert counts.preemptions > 5
-    replays = [r.replays for backend in recorded.backends for r in backend.recordings]
-    assert sum(replays) > 100
+    return counts

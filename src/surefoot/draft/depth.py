@@ -28,6 +28,8 @@ _SAMPLES = 9
 _TICK_S = 1e-9  # a coarse clock may see no time pass
 _PATIENCE = 4
 _THINK_EVERY = 4
+_THINK_PLAIN_EVERY = 16
+_AT_ONCE = 1 << 30  # steps without a draft, as if nobody had waited longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +145,19 @@ def _on_lines(seconds: Mapping[int, float], counts: Sequence[int], tokens: int) 
 
 @dataclass(slots=True)
 class _History:
-    """Decayed counts of drafted tokens; `idle` steps have passed without a draft."""
+    """Decayed counts of drafted tokens.
+
+    Attributes:
+        right: so many were kept.
+        tried: so many could have been.
+        idle: steps that have passed since a draft was asked for.
+        again: nothing came then, and one was asked for once more, or will be.
+    """
 
     right: float = 0.0
     tried: float = 0.0
     idle: int = 0
+    again: bool = False
 
     def add(self, right: int, tried: int, decay: float) -> None:
         """Of `tried` more tokens the first `right` were right; older ones fade."""
@@ -230,7 +240,9 @@ class AutoDepth:
         """The best depths, thought over every few steps while the same requests decode."""
         last = self._last
         if last.fresh == 0 or last.ids != ids or last.others != others:
-            self._last = _Thought(ids, others, self._best(histories, others), _THINK_EVERY)
+            best = self._best(histories, others)
+            steps = _THINK_EVERY if any(best) else _THINK_PLAIN_EVERY
+            self._last = _Thought(ids, others, best, steps)
         self._last.fresh -= 1
         return list(self._last.depths)
 
@@ -296,11 +308,16 @@ class AutoDepth:
 
     def learn(self, request: RequestId, drafted: int, accepted: int) -> None:
         """See Depth."""
+        history = self._requests.setdefault(request, _History())
         if drafted == 0:
+            if history.idle == 0 and not history.again:
+                # A drafter that had let go of the request follows it from now on.
+                history.idle, history.again = _AT_ONCE, True
             return
+        history.again = False
         tried = accepted + (accepted < drafted)
         self._all.add(accepted, tried, _SLOW_DECAY)
-        self._requests.setdefault(request, _History()).add(accepted, tried, _DECAY)
+        history.add(accepted, tried, _DECAY)
 
     def measure(self, cost: StepCost) -> None:
         """See Depth."""

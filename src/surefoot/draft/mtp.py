@@ -9,9 +9,9 @@ Entry i belongs to token i and the target's hidden state of token i - 1, so entr
 what the head computes there guesses token i + 1. Behind the bonus the head reads what it gave out
 itself (m5); once tokens are committed their entries are written anew, from the target's states.
 
-That waits until the next draft, or until the page is full: a request that is not drafted for costs
-a copy of its states and no more. What waits lies in a ring of the last states of each slot, at
-least P + 1 of them.
+That waits until the next draft, or until the page is full. What waits lies in a ring of the last
+states of each slot, at least P + 1 of them. An answer of P tokens for which no draft was asked is
+left alone: where drafting does not pay, following costs nothing, and the next draft starts anew.
 
 A request that resumes from cached pages needs the state of the token before. It lies beside the
 pages: the hidden state of each page's last token.
@@ -91,6 +91,8 @@ class MtpDrafter:
         self._recent = pools.rows(_RECENT, _STATE)[0].flatten(0, 1)
         # The ring has the states below this position; a call that failed leaves a gap.
         self._kept: dict[RequestId, int] = {}
+        # How long each request was when a draft was last asked for, or when it was first met.
+        self._asked: dict[RequestId, int] = {}
 
     def prepare(self, work: Work) -> None:
         """See Drafter."""
@@ -100,11 +102,13 @@ class MtpDrafter:
         """See Drafter."""
         self._contexts.forget(request)
         self._kept.pop(request, None)
+        self._asked.pop(request, None)
 
     @torch.inference_mode()
     def propose(self, rows: Sequence[DraftRow]) -> Sequence[Sequence[int]]:
         """See Drafter: pass i extends every draft that wants more than i tokens."""
         self._resume([row for row in rows if row.lease.computed == row.lease.cached])
+        self._asked.update((row.request.id, len(row.request.tokens)) for row in rows)
         guesses = Guesses(self._backend)
         drafts = [Guessed(guesses, []) for _ in rows]
         able = [i for i, row in enumerate(rows) if self._can_draft(row)]
@@ -176,7 +180,7 @@ class MtpDrafter:
     @torch.inference_mode()
     def observe(self, rows: Sequence[CommittedRow], hidden: Tensor) -> None:
         """See Drafter: keep the states of what was committed, and complete full pages."""
-        rows = [row for row in rows if row.keep_up and row.count > 0]
+        rows = [row for row in rows if row.keep_up and row.count > 0 and self._follows(row)]
         if not rows:
             return
         self._resume([row for row in rows if row.first == row.lease.cached])
@@ -191,6 +195,11 @@ class MtpDrafter:
             self._complete(late, flat)
         self._keep(rows, flat)
         self._kept.update((row.request.id, row.lease.computed) for row in rows)
+
+    def _follows(self, row: CommittedRow) -> bool:
+        """Whether the row is no further than P tokens behind the last draft that was asked for."""
+        asked = self._asked.setdefault(row.request.id, len(row.request.tokens))
+        return row.first < asked + self._page_tokens
 
     def _complete(self, rows: Sequence[CommittedRow], flat: Tensor) -> None:
         """Write the entries up to the cursor; `flat` are the target's states of the step."""

@@ -239,3 +239,17 @@ def test_a_dear_drafter_that_finds_nothing_is_hardly_asked() -> None:
         policy.learn(RequestId(1), 0, 0)
         policy.measure(StepCost(1, 1.0, 5.0 * (depth > 0), 0, depth))
     assert asked < 30
+
+
+def test_who_finds_nothing_is_asked_once_more_at_once() -> None:
+    """It may have let go of a request that no draft was asked for, and follows it from then on."""
+    policy, asked = AutoDepth(CostCurve({1: 1.0, 2: 1.001, 8: 2.0}), CEILING), []
+    for _ in range(1000):
+        policy.learn(RequestId(1), 1, 0)
+    for number in range(100):
+        [depth] = policy.limits([request(1)], 0)
+        asked += [number] * (depth > 0)
+        policy.learn(RequestId(1), 0, 0)
+        policy.measure(StepCost(1, 1.0, 0.0, 0, depth))
+    first = asked[0]
+    assert asked == [first, first + 1, first + 26, first + 51]

@@ -92,6 +92,37 @@ def test_requests_may_want_different_depths(monkeypatch: pytest.MonkeyPatch) -> 
     assert [request.tokens for request in requests] == [plain(PROMPT[i:], 20) for i in range(3)]
 
 
+def test_an_answer_that_no_draft_is_asked_for_is_let_go_and_taken_up_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Prompts are followed, and P = 4 tokens of an answer."""
+    engine, depth = engine_on(MODEL, 3), 0
+    monkeypatch.setattr(
+        engine.parts.loop, "_depth", _Depths(lambda requests, _: [depth] * len(requests))
+    )
+    [request] = engine.submit(PROMPT, greedy(60))
+    kept = drafter_of(engine)._kept
+    for _ in range(20):
+        engine.step()
+    # When the head first met the request, a token of the answer was known.
+    assert kept[request.id] == len(PROMPT) + 1 + 4
+    assert lease_of(engine, request).drafted <= kept[request.id] < len(request.tokens) - 10
+    depth, before = 2, len(request.tokens)
+    for _ in range(3):
+        engine.step()
+    # Nothing came when a draft was first asked for; from then on the head follows.
+    assert lease_of(engine, request).draft_from == before
+    assert 0 < request.speculation.drafted <= 4
+    check_state(engine, request)
+    watch(engine)
+    assert request.tokens == plain(PROMPT, 60)
+    assert request.speculation.accepted > 10
+    # Pages that the head did not follow are cached without its state.
+    [second] = engine.submit([*request.tokens, 1], greedy(4))
+    engine.step()
+    assert lease_of(engine, second).draft_from == second.cached_tokens + 1 > 60
+
+
 class _Depths:
     def __init__(self, limits: object) -> None:
         self.limits = limits

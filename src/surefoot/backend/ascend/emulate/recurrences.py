@@ -190,9 +190,13 @@ class Inputs:
         for place in range(max(lengths, default=0)):
             some = [request for request, length in enumerate(lengths) if length > place]
             at = [starts[request] + place for request in some]
-            state = states[some] * fade[at]
-            state = state + beta[at] * (v[at] - state @ k[at]) @ k[at].mT
-            states[some], out[at] = state, state @ q[at] * self.scale
+            state = states if len(some) == len(states) else states[some]
+            state *= fade[at]
+            error = beta[at] * (v[at] - state @ k[at])
+            state.flatten(0, 1).baddbmm_(error.flatten(0, 1), k[at].mT.flatten(0, 1))
+            out[at] = state @ q[at] * self.scale
+            if state is not states:
+                states[some] = state
         return rounded(out[..., 0], BF16), states
 
     def step(self, state: Tensor, token: int) -> tuple[Tensor, Tensor]:
