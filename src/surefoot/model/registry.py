@@ -48,6 +48,7 @@ _CHOSEN = Family(
     deepseek_v32.describe,
     deepseek_v32.ChosenModel,
     draft_heads=("mtp",),
+    int8_linears=deepseek_v32.INT8_LINEARS,
     chosen_positions=True,
 )
 _HYBRID = Family(
