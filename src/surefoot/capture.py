@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -95,6 +95,11 @@ class Bucket:
         """Tokens of a padded step; at least one is padding."""
         return self.rows * self.width + 1
 
+    @property
+    def longest_padding(self) -> int:
+        """Tokens of a padding row, at most: when it is the only one and others have one each."""
+        return self.padded_tokens - self.rows
+
     def fits(self, step: Step) -> bool:
         """Whether the step can be padded to this size."""
         return len(step.rows) <= self.rows and all(row.count <= self.width for row in step.rows)
@@ -151,7 +156,11 @@ class CapturedCall:
         self._eager = EagerCall(work, backend)
         self._buckets = buckets
         self._longest_table, self._kind = longest_table, kind
-        self._recorded: dict[Bucket, _Recorded] = {}
+        self._recorded: dict[Bucket, _Recorded | None] = {}
+
+    def close(self) -> None:
+        """Let go of all recordings, which gives their room on the device back."""
+        self._recorded.clear()
 
     def __call__(self, step: Step, *inputs: Tensor) -> Computed:
         """See StepCall."""
@@ -161,6 +170,8 @@ class CapturedCall:
         if bucket not in self._recorded:
             self._recorded[bucket] = self._record(bucket, step.page_tokens, inputs)
         held = self._recorded[bucket]
+        if held is None:
+            return self._eager(step, *inputs)
         padded = step.pad(bucket.padded_rows, bucket.padded_tokens)
         padded.fill(held.batch)
         for mine, given in zip(held.inputs, inputs, strict=True):
@@ -170,8 +181,10 @@ class CapturedCall:
         hidden, logits = held.recording.outputs
         return Computed(hidden[: step.token_count], logits[:wanted])
 
-    def _record(self, bucket: Bucket, page_tokens: int, inputs: Sequence[Tensor]) -> _Recorded:
-        """Record a step of padding alone, which touches nothing but the sink."""
+    def _record(
+        self, bucket: Bucket, page_tokens: int, inputs: Sequence[Tensor]
+    ) -> _Recorded | None:
+        """Record a step of padding alone, which touches nothing but the sink; None without room."""
         work, backend = self._eager.work, self._eager.backend
         log.info("recording steps of %d rows of %d tokens", bucket.rows, bucket.width)
         blank = Step.of([], page_tokens).pad(bucket.padded_rows, bucket.padded_tokens)
@@ -182,9 +195,17 @@ class CapturedCall:
             return work(replace(batch, rows=rows), mine)
 
         inputs = (*batch.filled, *mine)
-        bounds = LayoutBounds(self._longest_table, self._kind.bounded)
+        of_padding = -(-bucket.longest_padding // page_tokens)
+        bounds = LayoutBounds(max(self._longest_table, of_padding), self._kind.bounded)
         recording = backend.record(blank.layout(), bounds, inputs, run)
-        return _Recorded(batch, mine, recording)
+        if recording is not None:
+            return _Recorded(batch, mine, recording)
+        if None not in self._recorded.values():
+            log.warning(
+                "the device holds as many recorded steps as it can; steps of further sizes are "
+                "computed operator by operator"
+            )
+        return None
 
 
 def _blank_batch(blank: Step, bucket: Bucket, kind: RowKind, backend: Backend) -> Batch:
@@ -202,7 +223,7 @@ def _blank_batch(blank: Step, bucket: Bucket, kind: RowKind, backend: Backend) -
 
 @dataclass(frozen=True)
 class Capture:
-    """What may be captured of an engine.
+    """What may be captured of an engine, which owns all that is recorded for it.
 
     Attributes:
         most_rows: of a step.
@@ -215,6 +236,7 @@ class Capture:
     widest: int
     longest_table: int
     most: int
+    _calls: list[CapturedCall] = field(default_factory=list, init=False, compare=False)
 
     def call(self, work: Pass, backend: Backend, kind: RowKind, widest: int = 0) -> StepCall:
         """A call of `work` on rows of a kind.
@@ -224,7 +246,14 @@ class Capture:
         buckets = make_buckets(self.most_rows, max(widest, self.widest), self.most)
         if not buckets:
             return EagerCall(work, backend)
-        return CapturedCall(work, backend, buckets, self.longest_table, kind)
+        call = CapturedCall(work, backend, buckets, self.longest_table, kind)
+        self._calls.append(call)
+        return call
+
+    def close(self) -> None:
+        """Let go of what the engine's calls have recorded; they are not used any more."""
+        for call in self._calls:
+            call.close()
 
 
 EAGER = Capture(1, 1, 1, 0)

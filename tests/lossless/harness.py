@@ -10,23 +10,22 @@ from pathlib import Path
 import torch
 
 from surefoot.config import EngineConfig, make_config
-from surefoot.draft.draft_model import ModelDrafter
 from surefoot.draft.drafter import Drafter
 from surefoot.draft.guard import GuardedDrafter
-from surefoot.draft.mtp import MtpDrafter
 from surefoot.engine.assemble import drafter_caches
 from surefoot.engine.engine import Engine
 from surefoot.engine.models import LoadedModel, load, load_draft
-from surefoot.ids import SINK_PAGE, SINK_SLOT, RequestId
+from surefoot.ids import RequestId
 from surefoot.params import SamplingParams
 from surefoot.request import FinishReason, Request
-from surefoot.state.ledger import Restore, Save
-from surefoot.state.pool import Pools
-from surefoot.state.spec import Paged, Ring
+from surefoot.state.spec import Paged
 from surefoot.testing.drafters import make_test_drafter
+from surefoot.testing.tiny_dsa import write_tiny_dsa
 from surefoot.testing.tiny_hybrids import write_tiny_hybrid
 from surefoot.testing.tiny_latents import TinyLatentSizes, write_tiny_latents
 from surefoot.testing.tiny_models import write_tiny
+from tests.lossless.chosen import CHOSEN
+from tests.lossless.poison import poison
 
 VOCAB = 64
 CONTEXT = 96
@@ -172,6 +171,8 @@ class Bench:
     def _write(name: str, folder: Path, drift: float, mixed: bool) -> Path:
         if name == LATENTS:
             return write_tiny_latents(folder, TinyLatentSizes(drift=drift), dial=DIAL)
+        if name in CHOSEN:
+            return write_tiny_dsa(folder, replace(CHOSEN[name], drift=drift), dial=DIAL)
         if name in HYBRIDS:
             return write_tiny_hybrid(
                 folder, HYBRIDS[name], dial=DIAL, layers=2, interval=2, drift=drift
@@ -302,6 +303,8 @@ class Run:
             self._step(number)
         self.engine.parts.ledger.audit()
         assert self.engine.usage.held_pages == 0, "pages are held after the last request"
+        again = [request.id for request in self.requests if request.retries and not request.error]
+        assert not again, f"{case}: a step failed, and requests {again} were right the second time"
         guard = self.engine.parts.drafter
         if isinstance(guard, GuardedDrafter) and case.drafter != "raising":
             assert guard.failures == 0, f"{case}: the drafter failed"
@@ -391,52 +394,3 @@ def drain(engine: Engine) -> None:
     """Step until nothing is left."""
     while not engine.idle:
         engine.step()
-
-
-def poison(engine: Engine, kind: str) -> None:
-    """Spoil what nobody may read: free pages and rows and the sinks, or what lies past the cursors.
-
-    What a row may meet under a mask has to be finite, so there it is large numbers.
-    """
-    ledger, pools = engine.parts.ledger, engine.parts.pools
-    # What a row or a point held is still read where the ledger has recorded that before.
-    awaited = {move.slot for move in ledger._work.moves if isinstance(move, Save)}
-    if kind == "nan":
-        restored = {move.point for move in ledger._work.moves if isinstance(move, Restore)}
-        slots = [slot for slot in (SINK_SLOT, *ledger._free_slots) if slot not in awaited]
-        points = [point for point in ledger._free_points if point not in restored]
-        for each in (pools, *drafter_pools(engine)):
-            each.poison([SINK_PAGE, *ledger._free_pages], slots, points, torch.nan)
-        return
-    size = ledger.limits.page_tokens
-    for lease in ledger._leases:
-        for pool in pools._paged.values():
-            ratio = size // pool.shape[-2]
-            for position in range(lease.computed, lease.capacity, ratio):
-                page, offset = divmod(position, size)
-                pool[:, lease.pages[page]].select(-2, offset // ratio).fill_(1e4)
-        if lease.slot not in awaited:
-            _spoil_rings(engine, pools, lease.slot, lease.computed)
-
-
-def drafter_pools(engine: Engine) -> list[Pools]:
-    """Those of a drafter that keeps caches."""
-    guard = engine.parts.drafter
-    drafter = guard._drafter if isinstance(guard, GuardedDrafter) else guard
-    return [drafter._pools] if isinstance(drafter, MtpDrafter | ModelDrafter) else []
-
-
-def _spoil_rings(engine: Engine, pools: Pools, slot: int, computed: int) -> None:
-    """Overwrite the columns whose positions have left the window, or lie before the checkpoint."""
-    for spec in engine.target.model.description.caches:
-        if isinstance(spec, Paged):
-            continue
-        capacity = spec.capacity(engine.parts.plan.draft_tokens)
-        if isinstance(spec, Ring):
-            first, parts = max(0, computed - spec.window), spec.parts
-        else:
-            first, parts = computed // spec.block * spec.block, spec.inputs
-        kept = {p % capacity for p in range(first, computed)}
-        gone = [column for column in range(capacity) if column not in kept]
-        for part in parts:
-            pools.rows(spec.name, part.name)[:, slot, gone] = 1e4

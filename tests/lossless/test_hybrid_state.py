@@ -20,7 +20,8 @@ from surefoot.step import Batch
 from surefoot.testing.drafters import StatelessDrafter
 from surefoot.testing.faults import planted
 from tests.lossless.caches import check_draft_model, check_drafter, check_target
-from tests.lossless.harness import PROMPTS, VOCAB, Bench, drafter_pools, drain, poison
+from tests.lossless.harness import PROMPTS, VOCAB, Bench, drain
+from tests.lossless.poison import drafter_pools, poison
 
 GREEDY = SamplingParams(max_tokens=44, temperature=0)
 SCORED = SamplingParams(max_tokens=44, temperature=0, logprobs=2)

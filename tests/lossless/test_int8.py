@@ -12,6 +12,7 @@ from surefoot.engine.engine import Engine
 from surefoot.engine.models import LoadedModel, load
 from surefoot.params import SamplingParams
 from surefoot.request import Request
+from surefoot.testing.tiny_dsa import write_tiny_dsa
 from surefoot.testing.tiny_hybrids import write_tiny_hybrid
 from surefoot.testing.tiny_latents import TinyLatentSizes, write_tiny_latents
 
@@ -25,6 +26,7 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     "dense": lambda folder: write_tiny_hybrid(folder, "Qwen3_5ForCausalLM", dial=DIAL),
     "experts": lambda folder: write_tiny_hybrid(folder, "Qwen3_5MoeForCausalLM", dial=DIAL),
     "latents": lambda folder: write_tiny_latents(folder, dial=DIAL),
+    "chosen": lambda folder: write_tiny_dsa(folder, dial=DIAL),
 }
 SETTINGS: dict[str, dict[str, object]] = {
     "plain": {"drafter": "none", "max_rows": 1, "prefix_cache": False},

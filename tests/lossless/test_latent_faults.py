@@ -27,7 +27,8 @@ from surefoot.state.plan import MemoryPlan
 from surefoot.state.pool import Pools
 from surefoot.state.spec import CacheSpec
 from surefoot.step import Batch
-from tests.lossless.harness import LATENTS, PROMPTS, VOCAB, Bench, drain, poison
+from tests.lossless.harness import LATENTS, PROMPTS, VOCAB, Bench, drain
+from tests.lossless.poison import poison
 from tests.lossless.test_hybrid_state import SCORED, RightUpTo, engine_of, plain
 from tests.unit.backend.cuts import (
     Machine,

@@ -21,7 +21,7 @@ from surefoot.params import SamplingParams
 from surefoot.request import Request
 from surefoot.state.spec import CacheSpec
 from surefoot.testing.tiny_latents import TinyLatentSizes, write_tiny_latents
-from tests.lossless.harness import poison
+from tests.lossless.poison import poison
 from tests.unit.state.latents import lacking, other_span, pointed_pages
 
 P = 128

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -10,11 +11,18 @@ from unittest.mock import patch
 import pytest
 
 from surefoot.backend.ascend.backend import AscendBackend
+from surefoot.backend.ascend.emulate import EmulatedVendor, Profile
+from surefoot.backend.ascend.machine import emulated_backend
 from surefoot.backend.reads import HostReads
+from surefoot.capture import CapturedCall
 from surefoot.config import make_config
+from surefoot.draft.drafter import DraftRow
 from surefoot.draft.mtp import MtpDrafter
 from surefoot.engine.engine import Engine
+from surefoot.engine.runner import ModelForward, ModelRunner
+from surefoot.params import SamplingParams
 from surefoot.step import Batch
+from surefoot.testing.drafters import StatelessDrafter
 from surefoot.testing.strategies import pairwise
 from surefoot.testing.tiny_hybrids import write_tiny_hybrid
 from surefoot.testing.tiny_latents import TinyLatentSizes, write_tiny_latents
@@ -30,6 +38,8 @@ from tests.lossless.harness import (
     Case,
     Counts,
     Run,
+    answer_of,
+    drain,
 )
 
 FACTORS: dict[str, tuple[object, ...]] = {
@@ -47,8 +57,7 @@ HEADLESS = ("qwen3", "sliding")
 EMULATED = {"device": "npu", "emulate": True}
 SAMPLE = [
     Case("sliding", "draft-model", 2, chunk=5, batch=1, poison="garbage"),
-    Case("hybrid", "mtp", 3, chunk=5, sampling="top-p", preempt="forced", poison="nan"),
-    Case("hybrid experts", "mtp", 2, sampling="penalties", poison="garbage"),
+    Case("hybrid experts", "mtp", 3, chunk=5, sampling="penalties", preempt="forced", poison="nan"),
     Case(LATENTS, "mtp", 3, sampling="top-p", preempt="forced", poison="nan"),
 ]
 
@@ -80,6 +89,7 @@ def test_tokens_equal_the_plain_run_for_every_pair_of_choices(npu: Bench) -> Non
         run = Run(npu, case)
         differences += run.finish()
         counts.add(run.requests)
+        run.engine.close()
     assert not differences, "\n".join(differences)
     assert min(counts.partial, counts.cached) > 5
     assert counts.preemptions > 50
@@ -132,8 +142,64 @@ def test_smaller_ones_run_with_limits_lifted_and_it_is_said(
 ) -> None:
     caplog.set_level("WARNING", "surefoot.backend.ascend")
     fresh = Bench(npu.folder / "smaller", EMULATED)
-    assert Run(fresh, Case("qwen3", "none", 1, batch=1)).finish() == []
+    answer = fresh.alone(Case("qwen3", "none", 1), (1, 2), SamplingParams(max_tokens=2))
+    assert len(answer.tokens) == 2
     assert "heads must have a multiple of 16 up to 512 numbers, not 8" in caplog.text
+
+
+def test_engines_share_what_the_device_can_hold(tmp_path: Path) -> None:
+    """vllm-ascend #2472, #7907: graphs of a second engine exhaust the device's streams."""
+    vendor = EmulatedVendor(Profile(size_limits=False, most_graphs=1))
+    bench = Bench(tmp_path, EMULATED)
+    with patch("surefoot.engine.models.make_backend", lambda *_, **__: emulated_backend(vendor)):
+        bench.target("qwen3")
+    runs = [Run(bench, Case("qwen3", "right", depth, batch=3)) for depth in (2, 3)]
+    assert [run.finish() for run in runs] == [[], []]
+    assert [recordings_of(run.engine) for run in runs] == [1, 0]
+    # A closed engine gives its graphs back.
+    runs[0].engine.close()
+    last = Run(bench, Case("qwen3", "right", 2, batch=3))
+    assert last.finish() == []
+    assert recordings_of(last.engine) == 1
+
+
+def recordings_of(engine: Engine) -> int:
+    """How many steps it has recorded."""
+    runner = engine.parts.loop._runner
+    assert isinstance(runner, ModelRunner)
+    assert isinstance(runner._forward, ModelForward)
+    call = runner._forward._call
+    assert isinstance(call, CapturedCall)
+    return sum(recorded is not None for recorded in call._recorded.values())
+
+
+class OneDrafts(StatelessDrafter):
+    """Only the first request is drafted for."""
+
+    def guess(self, row: DraftRow) -> list[int]:
+        return [1] * row.limit if row.request.id == 1 else []
+
+
+def test_a_full_step_of_which_one_row_is_wide_fits_a_short_context(npu: Bench) -> None:
+    """All padding is then in one row, which is longer than any request."""
+    config = make_config(
+        **npu.device,
+        drafter="ngram",
+        draft_tokens=8,
+        page_tokens=16,
+        max_rows=8,
+        max_model_len=32,
+        memory=1 << 22,
+    )
+    engine = Engine(npu.target("qwen3"), config, None, OneDrafts())
+    params = replace(SAMPLING["greedy"], max_tokens=6)
+    requests = [engine.submit((start, 2, 3), params)[0] for start in range(1, 9)]
+    drain(engine)
+    assert [request.retries for request in requests] == [0] * 8
+    case = Case("qwen3", "none", 0)
+    assert [answer_of(request) for request in requests] == [
+        npu.alone(case, (start, 2, 3), params) for start in range(1, 9)
+    ]
 
 
 # The loop asks the device for values once a step: for the tokens that were chosen.
@@ -151,6 +217,7 @@ def reads_of_steps(engine: Engine) -> Iterator[HostReads]:
         with HostReads([AscendBackend.read], ASKED_BY_THE_EMULATION) as reads:
             engine.step()
         yield reads
+    engine.close()
 
 
 def speculating(npu: Bench, capture: bool) -> Engine:

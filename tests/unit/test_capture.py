@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 from torch import Tensor
 
 from surefoot.backend.operands import RowLayout
+from surefoot.backend.protocol import Recording
 from surefoot.backend.reference import ReferenceBackend
 from surefoot.backend.tape import TapeError
 from surefoot.capture import (
@@ -133,6 +136,68 @@ def test_steps_past_the_largest_bucket_run_eagerly() -> None:
         with torch.inference_mode():
             call(step, given)
     assert sum(recording.replays for recording in backend.recordings) == 2
+
+
+def test_a_padding_row_may_be_longer_than_any_request() -> None:
+    """One row of a full step is wide, and all padding is in one row."""
+    plain, mine = Sums(), Sums()
+    backend = RecordedReplay(ReferenceBackend())
+    bucket, longest = Bucket(4, 9), 3
+    call = CapturedCall(mine, backend, (bucket,), longest, RowKind(9, 1, bounded=False))
+    for width in (9, 1):
+        counts = (width, 1, 1, 1)
+        tables = [range(1 + longest * row, 1 + longest * (row + 1)) for row in range(4)]
+        rows = [
+            Row([7] * count, 0, count, table, slot, 0, 1, 0)
+            for slot, (count, table) in enumerate(zip(counts, tables, strict=True), 1)
+        ]
+        step = Step.of(rows, P)
+        padded = step.pad(bucket.padded_rows, bucket.padded_tokens).rows[-1]
+        assert longest * P < padded.count <= bucket.longest_padding
+        given = torch.randn(step.token_count, SIZE)
+        with torch.inference_mode():
+            got = call(step, given)
+        torch.testing.assert_close(
+            got.logits, EagerCall(plain, ReferenceBackend())(step, given).logits
+        )
+    assert padded.count == bucket.longest_padding
+
+
+class Crowded(RecordedReplay):
+    """A device that holds two recordings."""
+
+    def record(self, *given: Any) -> Recording | None:  # type: ignore[override]
+        """See Backend."""
+        return super().record(*given) if len(self.recordings) < 2 else None
+
+
+def test_sizes_without_room_for_a_recording_run_eagerly_and_it_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run, backend = Runner(), Crowded(ReferenceBackend())
+    buckets = make_buckets(4, 3, 64)
+
+    def crowded(work: Sums, step: Step, given: Tensor) -> Computed:
+        kind = RowKind(3, 1, bounded=False)
+        run.call = run.call or CapturedCall(work, backend, buckets, 6, kind)
+        return run(work, step, given)
+
+    compare(crowded)
+    assert len(backend.recordings) == 2
+    assert sum(recording.replays for recording in backend.recordings) > 2
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "as many recorded steps as it can" in caplog.text
+
+
+def test_what_was_recorded_is_let_go_of_when_its_owner_is_closed() -> None:
+    backend, capture = RecordedReplay(ReferenceBackend()), Capture(2, 2, 6, 4)
+    call = capture.call(Sums(), backend, RowKind(2, 1, bounded=False))
+    with torch.inference_mode():
+        call(Step.of([Row([7], 0, 1, [1], 1, 0, 1, 0)], P), torch.randn(1, SIZE))
+    held = weakref.ref(backend.recordings.pop())
+    assert held() is not None
+    capture.close()
+    assert held() is None
 
 
 def test_nothing_is_captured_without_recordings() -> None:

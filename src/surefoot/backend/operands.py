@@ -203,6 +203,32 @@ class Latents:
     window: int
 
 
+@dataclass(frozen=True)
+class LatentPages:
+    """One vector a position that is value and key at once, and a part of the key that is turned.
+
+    Attributes:
+        values: [pages, P, R].
+        turned: [pages, P, dr], rotated by position.
+    """
+
+    values: Tensor
+    turned: Tensor
+
+
+def check_chosen(queries: Tensor, chosen: Tensor | None) -> None:
+    """Refuse a choice of positions that does not belong to these queries.
+
+    Raises:
+        ValueError: it has more rows than there are queries, or fewer.
+    """
+    if chosen is not None and len(chosen) != len(queries):
+        raise ValueError(
+            f"{len(chosen)} rows of chosen positions came for {len(queries)} queries; each query "
+            "needs the row that was chosen for it, padding included"
+        )
+
+
 LEAST_SUM = 1e-20
 """Added to a sum of experts' weights before it divides them."""
 

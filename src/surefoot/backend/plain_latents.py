@@ -12,7 +12,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from surefoot.backend.operands import Compression, Entries, Latents, RowLayout
+from surefoot.backend.operands import (
+    Compression,
+    Entries,
+    LatentPages,
+    Latents,
+    RowLayout,
+    check_chosen,
+)
 
 _TOGETHER = 1024  # entries whose keys are looked at
 
@@ -77,11 +84,12 @@ class PlainLatentRows:
         for token in tokens_of(self.layout):
             heads, factors = q[token.place].float(), weights[token.place][:, None]
             scores = [heads.new_empty(0)]
-            for keys in self._keys(pool, token, ratio):
+            seen = self._seen(token, ratio)
+            for keys in self._keys(pool, token, ratio, seen):
                 alike = [(head * keys).sum(-1).relu() for head in heads]
                 scores.append((torch.stack(alike) * factors).sum(0))
             order = torch.sort(torch.cat(scores), descending=True, stable=True).indices[:count]
-            chosen[token.place, : len(order)] = order.sort().values
+            chosen[token.place, : len(order)] = seen.start + order.sort().values
         return chosen
 
     def attend_latents(
@@ -104,10 +112,38 @@ class PlainLatentRows:
             out[token.place] = mixed.to(q.dtype)
         return out
 
-    def _keys(self, pool: Tensor, token: Token, ratio: int) -> Iterator[Tensor]:
-        """Keys of all entries that a token sees, a few at a time: [n, size] take the memory."""
-        seen = range((token.position + 1) // ratio)
-        for begin in seen[::_TOGETHER]:
+    def attend_chosen(
+        self, q: Tensor, turned: Tensor, keys: LatentPages, chosen: Tensor | None, scale: float
+    ) -> Tensor:
+        """See RowOperators."""
+        check_chosen(q, chosen)
+        out = torch.zeros_like(q)
+        for token in tokens_of(self.layout):
+            seen: Sequence[int] = self._seen(token, 1)
+            if chosen is not None:
+                seen = [at for at in chosen[token.place].tolist() if at >= 0]
+            if not seen:
+                continue
+            values = self._entries(keys.values, token.row, 1, seen).float()
+            angled = self._entries(keys.turned, token.row, 1, seen).float()
+            heads, others = q[token.place].float() * scale, turned[token.place].float() * scale
+            alike = [
+                (head * values).sum(-1) + (other * angled).sum(-1)
+                for head, other in zip(heads, others, strict=True)
+            ]
+            weights = torch.softmax(torch.stack(alike), dim=1)
+            mixed = torch.stack([(head[:, None] * values).sum(0) for head in weights])
+            out[token.place] = mixed.to(q.dtype)
+        return out
+
+    def _seen(self, token: Token, ratio: int) -> range:
+        """Numbers of the entries that a token can see."""
+        least = self.layout.visible_from[token.row]
+        return range(-(-least // ratio), (token.position + 1) // ratio)
+
+    def _keys(self, pool: Tensor, token: Token, ratio: int, seen: range) -> Iterator[Tensor]:
+        """Keys of the entries that a token sees, a few at a time: [n, size] take the memory."""
+        for begin in range(0, len(seen), _TOGETHER):
             some = seen[begin : begin + _TOGETHER]
             yield self._entries(pool, token.row, ratio, some).float()
 

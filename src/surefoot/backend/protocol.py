@@ -50,6 +50,8 @@ class Capabilities:
         ordered_entries: among equal scores `choose_entries` takes the lowest index.
         composed: operators for which the device has none, made of several.
         int8: whether it packs weights in int8.
+        chosen_positions: whether `attend_chosen` is there, and `choose_entries` knows rows that see
+            less than all.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Capabilities:
     ordered_entries: bool = True
     composed: tuple[str, ...] = ()
     int8: bool = False
+    chosen_positions: bool = True
 
 
 class Experts(Protocol):
@@ -190,7 +193,7 @@ class Backend(Protocol):
         bounds: LayoutBounds,
         inputs: Sequence[Tensor],
         work: Callable[[RowOperators], Sequence[Tensor]],
-    ) -> Recording:
+    ) -> Recording | None:
         """Record work on the rows of a step; what it computes now need not be kept.
 
         Args:
@@ -198,6 +201,10 @@ class Backend(Protocol):
             bounds: of the layouts to come.
             inputs: the tensors that are filled anew before each replay.
             work: may read those, caches, weights and these rows, and nothing else.
+
+        Returns:
+            The recording, which takes room on the device as long as anybody holds it; None if
+            the device holds as many as it can, for whatever engines.
 
         Raises:
             NotImplementedError: `capabilities.recordings` is 0.

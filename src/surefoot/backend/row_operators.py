@@ -14,6 +14,7 @@ from surefoot.backend.operands import (
     DeltaCaches,
     DeltaInputs,
     Entries,
+    LatentPages,
     Latents,
     Placing,
 )
@@ -162,7 +163,8 @@ class RowOperators(Protocol):
         Returns:
             [T, count] int64: of the entries that a token can see those with the greatest sum of
             weight * relu(q . key) over heads, the lowest index among equals; ascending, then -1.
-            What becomes of scores that are not numbers is open.
+            What begins below the row's `visible_from` cannot be seen. What becomes of scores that
+            are not numbers is open.
         """
         ...
 
@@ -182,5 +184,29 @@ class RowOperators(Protocol):
 
         Returns:
             [T, H, D] in q's dtype.
+        """
+        ...
+
+    def attend_chosen(
+        self, q: Tensor, turned: Tensor, keys: LatentPages, chosen: Tensor | None, scale: float
+    ) -> Tensor:
+        """Attention over chosen positions of latents that are keys and values at once.
+
+        A score is (q . values + turned . keys.turned) * scale; weights apply to `values`. What is
+        not chosen is not read. A token that chooses nothing gets zeros.
+
+        Args:
+            q: [T, H, R].
+            turned: [T, H, dr], the part of the queries that is rotated.
+            keys: the step's own entries are already written.
+            chosen: [T, n] int64 positions that each token looks at, ascending, then -1; None for
+                all that it can see.
+            scale: factor on the scores.
+
+        Returns:
+            [T, H, R] in q's dtype.
+
+        Raises:
+            ValueError: `chosen` has more or fewer rows than there are queries.
         """
         ...

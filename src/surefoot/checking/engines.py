@@ -23,6 +23,9 @@ SAID_BETWEEN = 3
 LONG_ENTRIES = 12
 """Entries of the largest ratio that a long answer makes."""
 
+LONG_CHOICES = 4
+"""A long answer is so many times as long as what a token looks at."""
+
 _SCARCE_SHARE = 0.5
 _SMALL_STEP = 64
 
@@ -174,11 +177,11 @@ class Engines:
 
 
 def _long_tokens(description: Description) -> int:
-    """New tokens of long answers, if the model joins tokens to entries.
+    """New tokens of long answers, if the model joins tokens to entries or looks at some of them.
 
-    Entries that stand for many tokens are few in a short answer, and choosing among them leaves
-    none out.
+    Entries that stand for many tokens are few in a short answer, and choosing among them, or among
+    few positions, leaves none out.
     """
     ratios = [cache.ratio for cache in description.caches if isinstance(cache, Paged)]
     ratio = max(ratios, default=1)
-    return LONG_ENTRIES * ratio if ratio > 1 else 0
+    return LONG_ENTRIES * ratio if ratio > 1 else LONG_CHOICES * description.looks_at

@@ -17,7 +17,13 @@ from surefoot.backend.protocol import Backend
 from surefoot.cli.footprint import Footprint, Kept, TableRows, layers_text
 from surefoot.cli.show import bytes_text
 from surefoot.config import EngineConfig
-from surefoot.engine.assemble import check_lengths, drafter_caches, make_plan, resolve_drafter
+from surefoot.engine.assemble import (
+    cache_shapes,
+    check_lengths,
+    drafter_caches,
+    make_plan,
+    resolve_drafter,
+)
 from surefoot.engine.forms import told, weight_form
 from surefoot.engine.models import LoadedModel, Progress, dtype_for
 from surefoot.errors import ModelError
@@ -247,6 +253,7 @@ def draw(model: str, configs: Sequence[EngineConfig], progress: Progress) -> Blu
         more += drafter_caches(name, config, target, draft if name == "draft-model" else None)
     caches = [*target.model.description.caches, *more]
     plan, longest = make_plan(caches, config, target, depths[config])
+    backend.check_caches(cache_shapes(caches), plan.page_tokens)
     return Blueprint(
         model=model,
         description=target.model.description,

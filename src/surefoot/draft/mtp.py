@@ -78,7 +78,11 @@ class MtpDrafter:
 
         `pools` were made by `plan` and hold what `mtp_caches` names.
         """
-        self._draft = capture.call(self._draft_pass, backend, RowKind(1, 0, bounded=True))
+        drafting = RowKind(1, 0, bounded=True)
+        self._draft = capture.call(self._draft_pass, backend, drafting)
+        self._deepen = self._draft
+        if head.deepens:
+            self._deepen = capture.call(self._deeper_pass, backend, drafting)
         self._catch_up = capture.call(
             self._catch_up_pass, backend, RowKind(0, 1, bounded=True), plan.page_tokens
         )
@@ -154,7 +158,7 @@ class MtpDrafter:
             for row, draft in zip(rows, drafts, strict=True)
         ]
         last = drafts[0].guesses.at([draft.places[-1] for draft in drafts])
-        computed = self._draft(Step.of(steps, self._page_tokens, last), hidden)
+        computed = self._deepen(Step.of(steps, self._page_tokens, last), hidden)
         self._choose(rows, drafts, computed.logits)
         return computed.hidden
 
@@ -168,7 +172,13 @@ class MtpDrafter:
 
     def _draft_pass(self, batch: Batch, inputs: Sequence[Tensor]) -> Computed:
         """Entries in full and logits at the wanted tokens, for states [T, ...] before each."""
-        hidden = self._head.forward(batch, inputs[0], self._pools)
+        return self._guessed(batch, self._head.forward(batch, inputs[0], self._pools))
+
+    def _deeper_pass(self, batch: Batch, inputs: Sequence[Tensor]) -> Computed:
+        """The same for the passes behind the first."""
+        return self._guessed(batch, self._head.deepen(batch, inputs[0], self._pools))
+
+    def _guessed(self, batch: Batch, hidden: Tensor) -> Computed:
         wanted = hidden if len(batch.wanted) == len(hidden) else hidden[batch.wanted]
         return Computed(hidden, self._head.logits(wanted))
 

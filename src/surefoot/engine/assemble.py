@@ -41,8 +41,8 @@ class Assembly:
         plan: how the memory was divided.
         pools: the target's cache tensors.
         drafter: who guesses ahead.
+        capture: owns what is recorded of steps.
         max_model_len: longest context served, in tokens.
-        page_tokens: P.
     """
 
     loop: Loop
@@ -51,6 +51,7 @@ class Assembly:
     plan: MemoryPlan
     pools: Pools
     drafter: Drafter
+    capture: Capture
     max_model_len: int
 
 
@@ -121,7 +122,7 @@ def assemble(
     caches = target.model.description.caches
     own = drafter_caches(name, config, target, draft)
     plan, length = make_plan([*caches, *own], config, target, depth)
-    target.backend.check_caches(_shapes([*caches, *own]), plan.page_tokens)
+    target.backend.check_caches(cache_shapes([*caches, *own]), plan.page_tokens)
     pools = Pools(caches, plan, target.backend.device)
     ledger = Ledger(
         LedgerLimits(
@@ -148,10 +149,10 @@ def assemble(
     runner = ModelRunner(forward, pools, target.backend, vocab, plan.page_tokens, block)
     policy = _depth(name, config, forward, plan)
     loop = Loop(ledger, scheduler, runner, guarded, policy)
-    return Assembly(loop, ledger, scheduler, plan, pools, guarded, length)
+    return Assembly(loop, ledger, scheduler, plan, pools, guarded, capture, length)
 
 
-def _shapes(specs: Sequence[CacheSpec]) -> list[CacheShape]:
+def cache_shapes(specs: Sequence[CacheSpec]) -> list[CacheShape]:
     """What the backend has to work on."""
     shapes: list[CacheShape] = []
     for spec in specs:
@@ -169,7 +170,8 @@ def _capture(
     if not config.capture:
         return EAGER
     longest = -(-(length + plan.draft_tokens + 1) // plan.page_tokens)
-    calls = _CALLS.get(name, 1)
+    head = target.model.draft_head
+    calls = _CALLS.get(name, 1) + (name == "mtp" and head is not None and head.deepens)
     most = target.backend.capabilities.recordings // calls
     return Capture(config.max_rows, plan.draft_tokens + 1, longest, most)
 

@@ -137,7 +137,9 @@ class Engine:
         self.parts.loop.abort(request)
 
     def close(self) -> None:
-        """Give the caches back. May be called again."""
+        """Give the caches and recorded steps back. May be called again."""
+        if self._parts is not None:
+            self._parts.capture.close()
         self._parts = None
 
     def _tokens(self, prompt: str | Sequence[int]) -> list[int]:

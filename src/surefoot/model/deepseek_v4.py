@@ -192,6 +192,11 @@ class MtpHead:
         self._join = tensors.stream_head(name + "hc_head.")
         self._norm = tensors.vector(name + "norm.weight", hidden)
 
+    @property
+    def deepens(self) -> bool:
+        """See DraftHead: every pass is alike."""
+        return False
+
     def enter(self, hidden: Tensor) -> Tensor:
         """See DraftHead: the streams as they are."""
         return hidden
@@ -203,6 +208,10 @@ class MtpHead:
     def forward(self, batch: Batch, hidden: Tensor, pools: Pools) -> Tensor:
         """See DraftHead."""
         return self._block(self._joined(batch, hidden), self._angles(batch), batch, pools)
+
+    def deepen(self, batch: Batch, hidden: Tensor, pools: Pools) -> Tensor:
+        """See DraftHead."""
+        return self.forward(batch, hidden, pools)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See DraftHead."""

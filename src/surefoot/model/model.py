@@ -31,6 +31,7 @@ class Description:
         draft_caches: what the draft head keeps for one request.
         hidden_shape: of one token's hidden state, as `forward` returns it.
         linears: what W8A8 makes int8; nothing in a family that does not say.
+        looks_at: most positions that a token looks at, however many there are; 0 for all.
     """
 
     architecture: str
@@ -43,6 +44,7 @@ class Description:
     draft_caches: tuple[CacheSpec, ...]
     hidden_shape: tuple[int, ...]
     linears: Linears = NO_LINEARS
+    looks_at: int = 0
 
 
 class DraftHead(Protocol):
@@ -51,6 +53,11 @@ class DraftHead(Protocol):
     Entry i of its caches belongs to token i and the hidden state of token i - 1, so entries start
     at 1. `hidden` below is what `enter` or `forward` returned.
     """
+
+    @property
+    def deepens(self) -> bool:
+        """Whether `deepen` is another computation than `forward`."""
+        ...
 
     def enter(self, hidden: Tensor) -> Tensor:
         """Turn the target's hidden states [T, *hidden_shape] into what the head reads."""
@@ -74,8 +81,25 @@ class DraftHead(Protocol):
         """
         ...
 
+    def deepen(self, batch: Batch, hidden: Tensor, pools: Pools) -> Tensor:
+        """Do what `forward` does for one more token of each row, in a draft's later passes.
+
+        A head may make it cheaper by what its first pass has found out. What it needs of that goes
+        with the states, so it is the row's own however rows come and go.
+
+        Args:
+            batch: one token a row.
+            hidden: [T, ...] what `forward` or this returned for the token before each; anything
+                for padding.
+            pools: the head's caches.
+
+        Returns:
+            As `forward`.
+        """
+        ...
+
     def logits(self, hidden: Tensor) -> Tensor:
-        """[R, vocabulary] float32 logits of hidden states that `forward` returned."""
+        """[R, vocabulary] float32 logits of hidden states that were returned."""
         ...
 
 

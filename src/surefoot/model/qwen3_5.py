@@ -137,6 +137,11 @@ class MtpHead:
         feed = tensors.feed(name + "mlp.", tensors.config.mtp_feed)
         self._layer = Layer(attention, norm, feed)
 
+    @property
+    def deepens(self) -> bool:
+        """See DraftHead: every pass is alike."""
+        return False
+
     def enter(self, hidden: Tensor) -> Tensor:
         """See DraftHead: the model's final norm."""
         return self._ends.normed(hidden)
@@ -150,6 +155,10 @@ class MtpHead:
         angles = self._ends.angles(batch)
         stream = self._layer(self._joined(batch, hidden), angles, batch, pools)
         return self._ends.backend.rms_norm(stream, self._norm, self._ends.eps)
+
+    def deepen(self, batch: Batch, hidden: Tensor, pools: Pools) -> Tensor:
+        """See DraftHead."""
+        return self.forward(batch, hidden, pools)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See DraftHead."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from surefoot.backend.protocol import Backend
 from surefoot.errors import ModelError
-from surefoot.model import deepseek_v4, deepseek_v4_chat, llama, qwen3_5
+from surefoot.model import deepseek_v4, deepseek_v4_chat, deepseek_v32, llama, qwen3_5
 from surefoot.model.model import ConfigReader, Description, Model
 from surefoot.text.messages import ChatFormat
 from surefoot.weights.load import TensorTaker
@@ -25,6 +25,7 @@ class Family:
         draft_heads: drafters that its checkpoints may bring along.
         int8_linears: names of the tensors that W8A8 makes int8; None if it is not offered.
         chat_format: how a checkpoint, given its path, writes conversations without a template.
+        chosen_positions: it runs where the backend's capabilities say so.
     """
 
     describe: Callable[[Mapping[str, object], str, str], Description]
@@ -32,6 +33,7 @@ class Family:
     draft_heads: tuple[str, ...]
     int8_linears: re.Pattern[str] | None = None
     chat_format: Callable[[Path], ChatFormat] | None = None
+    chosen_positions: bool = False
 
 
 _DENSE = Family(llama.describe, llama.LlamaModel, draft_heads=(), int8_linears=llama.INT8_LINEARS)
@@ -41,6 +43,13 @@ _LATENT = Family(
     draft_heads=("mtp",),
     int8_linears=deepseek_v4.INT8_LINEARS,
     chat_format=deepseek_v4_chat.chat_format,
+)
+_CHOSEN = Family(
+    deepseek_v32.describe,
+    deepseek_v32.ChosenModel,
+    draft_heads=("mtp",),
+    int8_linears=deepseek_v32.INT8_LINEARS,
+    chosen_positions=True,
 )
 _HYBRID = Family(
     qwen3_5.describe,
@@ -53,6 +62,7 @@ FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(llama.ARCHITECTURES, _DENSE),
     **dict.fromkeys(qwen3_5.ARCHITECTURES, _HYBRID),
     **dict.fromkeys(deepseek_v4.ARCHITECTURES, _LATENT),
+    **dict.fromkeys(deepseek_v32.ARCHITECTURES, _CHOSEN),
 }
 
 

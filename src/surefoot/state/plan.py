@@ -126,9 +126,11 @@ def _check_sizes(specs: Sequence[CacheSpec], page_tokens: int, draft_tokens: int
             continue
         unit = spec.ratio if isinstance(spec, Paged) else spec.block
         if page_tokens < 1 or page_tokens % unit:
+            # A cache with one entry a page goes with any size.
+            others = [s for s in specs if not (isinstance(s, Paged) and s.ratio == page_tokens)]
             raise SettingError(
                 "page_tokens",
-                f"must be a multiple of {page_unit(specs)} for cache {spec.name} and the others, "
+                f"must be a multiple of {page_unit(others)} for cache {spec.name} and the others, "
                 f"not {page_tokens}",
             )
         if isinstance(spec, Recurrent) and draft_tokens + 1 > spec.block:

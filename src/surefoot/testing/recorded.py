@@ -22,6 +22,7 @@ from surefoot.backend.operands import (
     DeltaInputs,
     Entries,
     Fold,
+    LatentPages,
     Latents,
     LayoutBounds,
     Placing,
@@ -189,6 +190,18 @@ class RecordedRows:
             return self.inner.attend_latents(q, latents, entries, sinks, scale)
 
         return self._tapes.call(now, q, latents, entries, sinks, scale)
+
+    def attend_chosen(
+        self, q: Tensor, turned: Tensor, keys: LatentPages, chosen: Tensor | None, scale: float
+    ) -> Tensor:
+        """See RowOperators."""
+
+        def now(
+            q: Tensor, turned: Tensor, keys: LatentPages, chosen: Tensor | None, scale: float
+        ) -> Tensor:
+            return self.inner.attend_chosen(q, turned, keys, chosen, scale)
+
+        return self._tapes.call(now, q, turned, keys, chosen, scale)
 
 
 class RecordedReplay:

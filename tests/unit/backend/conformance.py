@@ -19,6 +19,7 @@ from surefoot.model.layers.rotary import make_rotary
 from tests.unit.backend.conformance_grouped import grouped_experts, grouped_gated, grouped_linear
 from tests.unit.backend.conformance_int8 import int8_experts, int8_gated, int8_linear
 from tests.unit.backend.conformance_latents import (
+    attend_chosen,
     attend_latents,
     choose_entries,
     compress,
@@ -263,6 +264,7 @@ OPERATORS: Mapping[str, Run] = {
         compress,
         choose_entries,
         attend_latents,
+        attend_chosen,
         streams,
         routers,
     )

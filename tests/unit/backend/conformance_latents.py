@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from surefoot.backend.operands import Compression, Entries, Latents, StreamGates
+from surefoot.backend.operands import Compression, Entries, LatentPages, Latents, StreamGates
 from surefoot.backend.protocol import Backend
 from surefoot.backend.reference import ReferenceBackend
 from surefoot.model.layers.rotary import make_rotary
@@ -101,6 +101,63 @@ def attend_latents(backend: Backend, seed: int) -> Sequence[Tensor]:
     return [rows.attend_latents(q, latents, entries, sinks, scale) for entries in choices]
 
 
+def _latent_pages(case: Case, sizes: Sequence[int]) -> list[Tensor]:
+    """[pages, P, size] each: what rows see, garbage elsewhere in their pages, NaN in others."""
+    layout = case.layout
+    pools = [torch.full((case.pages, layout.page_tokens, size), float("nan")) for size in sizes]
+    for pool in pools:
+        for table in layout.tables:
+            pool[list(table)] = GARBAGE
+        for row, first in enumerate(layout.first):
+            for position in range(layout.visible_from[row], first + layout.length(row)):
+                page, offset = divmod(position, layout.page_tokens)
+                entry = torch.randn(pool.shape[-1], generator=case.draws)
+                pool[layout.tables[row][page], offset] = entry
+    return pools
+
+
+def some_positions(case: Case, count: int, share: float) -> Tensor:
+    """[T, count] of what each token sees so large a share, ascending, then -1."""
+    layout = case.layout
+    chosen = torch.full((case.tokens, count), -1)
+    for row, first in enumerate(layout.first):
+        for i in range(layout.length(row)):
+            seen = torch.arange(layout.visible_from[row], first + i + 1)
+            some = seen[torch.rand(len(seen), generator=case.draws) < share][:count]
+            chosen[layout.starts[row] + i, : len(some)] = some
+    return chosen
+
+
+def only(pool: Tensor, case: Case, chosen: Tensor) -> Tensor:
+    """The pool with NaN in the place of what nobody has chosen."""
+    kept, layout = torch.full_like(pool, float("nan")), case.layout
+    for row, table in enumerate(layout.tables):
+        own = chosen[layout.starts[row] : layout.starts[row + 1]]
+        for position in own[own >= 0].tolist():
+            page, offset = divmod(position, layout.page_tokens)
+            kept[table[page], offset] = pool[table[page], offset]
+    return kept
+
+
+def attend_chosen(backend: Backend, seed: int) -> Sequence[Tensor]:
+    """All that is seen, much of it, little of it, nothing."""
+    case, device, rng = case_of(seed), backend.device, random.Random(seed)
+    turned_size = rng.choice((2, 8, 10, 64))
+    pools = _latent_pages(case, (case.size, turned_size))
+    q, scale = case.queries().to(device), case.size**-0.5
+    turned = torch.randn(case.tokens, case.query_heads, turned_size, generator=case.draws)
+    rows = backend.rows(case.layout)
+    widths = ((rng.randint(1, 9), 0.1), (rng.randint(9, 99), 0.7), (rng.randint(1, 9), 0.0))
+    everything = LatentPages(*(pool.to(device) for pool in pools))
+    outputs = [rows.attend_chosen(q, turned.to(device), everything, None, scale)]
+    for width in widths:
+        chosen = some_positions(case, *width)
+        keys = LatentPages(*(only(pool, case, chosen).to(device) for pool in pools))
+        chosen = chosen.to(device)
+        outputs.append(rows.attend_chosen(q, turned.to(device), keys, chosen, scale))
+    return outputs
+
+
 def streams(backend: Backend, seed: int) -> Sequence[Tensor]:
     rng, draws = random.Random(seed), torch.Generator().manual_seed(seed)
     count, size, tokens = rng.randint(1, 5), rng.randint(1, 70), rng.choice((0, rng.randrange(40)))
@@ -119,10 +176,13 @@ def streams(backend: Backend, seed: int) -> Sequence[Tensor]:
 
 
 def routers(backend: Backend, seed: int) -> Sequence[Tensor]:
-    """Some scores are tied, and some so far from 0 that softplus is 0 or the score."""
+    """Some scores are tied, and some so far from 0 that softplus is 0 or the score.
+
+    None is near -103, where softplus has a few bits at most.
+    """
     rng, draws = random.Random(seed), torch.Generator().manual_seed(seed)
     tokens, count = rng.choice((0, rng.randrange(20))), rng.randint(1, 40)
-    scores = torch.randint(-9, 9, (tokens, count), generator=draws) * rng.choice((0.3, 4.0, 20.0))
+    scores = torch.randint(-9, 9, (tokens, count), generator=draws) * rng.choice((0.3, 4.0, 30.0))
     bias = torch.randint(0, 3, (count,), generator=draws).float()
     scores, bias = scores.to(backend.device), bias.to(backend.device)
     choice = backend.choose_experts(scores, bias, rng.randint(1, count))

@@ -148,6 +148,10 @@ def next_slot(layout: RowLayout) -> RowLayout:
     [
         (sees_all, "paged_attention"),
         (sees_all, "window_attention"),
+        (sees_all, "choose_entries"),
+        (sees_all, "attend_chosen"),
+        (late, "attend_chosen"),
+        (foreign_page, "attend_chosen"),
         (late, "paged_write"),
         (late, "paged_attention"),
         (late, "ring_write"),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from surefoot.backend.operands import Fold
 from surefoot.checking.cases import Amount, Scope
-from surefoot.checking.engines import LONG_ENTRIES, Models
+from surefoot.checking.engines import LONG_CHOICES, LONG_ENTRIES, Models
 from surefoot.checking.prompts import Prompt
 from surefoot.checking.report import CaseReport, Report
 from surefoot.checking.run import Checker, Watch
@@ -21,6 +21,7 @@ from surefoot.model.model import Description, DraftHead, Model
 from surefoot.state.pool import Pools
 from surefoot.step import Batch
 from surefoot.testing.faults import padded, planted
+from surefoot.testing.tiny_dsa import TinyDsaSizes, write_tiny_dsa
 from surefoot.testing.tiny_latents import TinyLatentSizes, write_tiny_latents
 from tests.unit.checking.conftest import Check
 
@@ -104,6 +105,15 @@ def test_answers_are_long_where_the_model_joins_tokens(tmp_path: Path) -> None:
     report = checker.run(replace(GREEDY, batches=[1]))
     assert report.passed, report.verdict()
     assert report.longest == LONG_ENTRIES * 16
+
+
+def test_answers_are_long_where_the_model_looks_at_some_positions(tmp_path: Path) -> None:
+    folder = write_tiny_dsa(tmp_path, TinyDsaSizes(layers=1, index_chosen=6))
+    prompts = [Prompt("one", [1, 2, 3]), Prompt("two", [4])]
+    checker = Checker(Models(load(str(folder), make_config())), make_config(), prompts, Amount(4))
+    report = checker.run(replace(GREEDY, batches=[1]))
+    assert report.passed, report.verdict()
+    assert report.longest == LONG_CHOICES * 6
 
 
 def test_the_seed_decides_the_cases(check: Check, models: Models) -> None:

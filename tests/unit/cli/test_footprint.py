@@ -12,6 +12,7 @@ import pytest
 
 from surefoot.cli.footprint import Footprint, Kept, layers_text
 from surefoot.state.spec import DTYPE_BYTES, CacheSpec, Held, Paged, Part, Recurrent, Ring
+from tests.unit import dsa
 from tests.unit.cli.commands import Run
 from tests.unit.flash import FLASH
 from tests.unit.state.plans import plan_of
@@ -101,6 +102,19 @@ def test_a_token_of_v4_flash_takes_what_its_formula_says(surefoot: Run, flash: P
     assert token["own_bytes"] == 2 * 3440
     # The draft head's are the four streams of each page's last token.
     assert token["bytes"] == 2 * 3440 + 2 * 4 * 4096 // 128
+
+
+@pytest.mark.parametrize(("name", "layers"), [("DEEPSEEK", 61), ("GLM", 78)])
+def test_a_token_of_chosen_positions_takes_latents_and_index_keys(
+    name: str, layers: int, surefoot: Run, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(dict(getattr(dsa, name))))
+    more = ("--drafter", "none", "--max-model-len", 4096, "--memory", MEMORY)
+    content = surefoot("inspect", tmp_path, "--dtype", "bfloat16", *more, "--json").json
+    caches = {cache["name"]: cache for cache in content["caches"]}
+    assert caches["latents"]["formula"] == f"{layers} layers x (512 + 64) bfloat16"
+    assert caches["index"]["formula"] == f"{layers} layers x 128 bfloat16"
+    assert content["per_token"]["bytes"] == 2 * layers * (512 + 64 + 128)
 
 
 @pytest.mark.parametrize("drafter", [("none", 0), ("ngram", 5), ("mtp", 3)])

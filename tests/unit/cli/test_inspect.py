@@ -145,6 +145,14 @@ def test_what_an_engine_would_refuse_is_named(
     assert surefoot("inspect", config_only, *flags).error.startswith(f"{parameter}: ")
 
 
+def test_what_the_emulated_device_offers_and_no_device_takes(
+    surefoot: Run, config_only: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    done = surefoot("inspect", config_only, "--device", "npu", "--emulate", "--json")
+    assert done.json["backend"] == "npu (emulated)"
+    assert "no device could run this model: attention heads" in caplog.text
+
+
 def test_an_unknown_architecture_is_named(surefoot: Run, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["MambaForCausalLM"]}))
     assert "'MambaForCausalLM' is not supported" in surefoot("inspect", tmp_path).error

@@ -42,6 +42,11 @@ def successor(token: Tensor, position: Tensor) -> Tensor:
 class FakeHead:
     """Guesses the successor, but wrongly at every fourth position; keeps what it was given."""
 
+    @property
+    def deepens(self) -> bool:
+        """See DraftHead."""
+        return False
+
     def enter(self, hidden: Tensor) -> Tensor:
         """See DraftHead."""
         return hidden
@@ -54,6 +59,10 @@ class FakeHead:
         """See DraftHead: its own states are negative."""
         _write(batch, hidden, pools)
         return -state_of(batch.tokens, batch.positions)[:, None]
+
+    def deepen(self, batch: Batch, hidden: Tensor, pools: Pools) -> Tensor:
+        """See DraftHead."""
+        return self.forward(batch, hidden, pools)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See DraftHead."""

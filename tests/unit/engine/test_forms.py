@@ -25,6 +25,7 @@ from surefoot.errors import SettingError
 from surefoot.llm import LLM
 from surefoot.model.registry import FAMILIES
 from surefoot.params import SamplingParams
+from surefoot.testing.tiny_dsa import write_tiny_dsa
 from surefoot.testing.tiny_hybrids import HYBRIDS, write_tiny_hybrid
 from surefoot.testing.tiny_latents import write_tiny_latents
 from surefoot.testing.tiny_models import (
@@ -45,6 +46,8 @@ MODELS: dict[str, Write] = {
     "groups": lambda folder: write_tiny(folder, "LlamaForCausalLM", hidden=96, inner=160),
     "latents": write_tiny_latents,
     "latents without a head": lambda folder: write_tiny_latents(folder, mtp=False),
+    "chosen": write_tiny_dsa,
+    "chosen without a head": lambda folder: write_tiny_dsa(folder, mtp=False),
 }
 
 

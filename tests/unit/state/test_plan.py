@@ -123,6 +123,9 @@ def test_pages_must_be_multiples_of_ratio_and_block(spec: CacheSpec, page_tokens
 def test_the_refusal_names_a_multiple_that_suits_all_caches() -> None:
     with pytest.raises(SettingError, match="multiple of 8 "):
         plan(INDEX, DELTA, page_tokens=6)
+    whole_page = dataclasses.replace(INDEX, name="boundary", ratio=6)
+    with pytest.raises(SettingError, match="multiple of 8 "):
+        plan(whole_page, INDEX, DELTA, page_tokens=6)
 
 
 def test_a_draft_fits_in_a_block() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -63,6 +64,7 @@ class AscendBackend(PlainStreams, PlainRouters):
         """Compute on a machine."""
         self.capabilities, self.device = machine.capabilities, machine.device
         self._vendor, self._misfit = machine.vendor, machine.misfit
+        self._recordings: WeakSet[AscendRecording] = WeakSet()
         side = (CAUSAL_MASK, CAUSAL_MASK)
         self._triangle = torch.ones(side, dtype=torch.bool, device=self.device).triu(1)
 
@@ -91,10 +93,14 @@ class AscendBackend(PlainStreams, PlainRouters):
         bounds: LayoutBounds,
         inputs: Sequence[Tensor],
         work: Callable[[RowOperators], Sequence[Tensor]],
-    ) -> Recording:
+    ) -> Recording | None:
         """See Backend."""
+        if len(self._recordings) >= self.capabilities.recordings:
+            return None
         places = Places(layout, bounds, self.device)
-        return AscendRecording(places, self._rows, work, self._vendor)
+        recording = AscendRecording(places, self._rows, work, self._vendor)
+        self._recordings.add(recording)
+        return recording
 
     def read(self, numbers: Tensor) -> list[int]:
         """See Backend."""

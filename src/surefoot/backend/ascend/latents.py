@@ -11,7 +11,7 @@ from torch import Tensor
 
 from surefoot.backend.ascend.placed import Lines, PlacedRows
 from surefoot.backend.ascend.running_softmax import RunningSoftmax
-from surefoot.backend.operands import Compression, Entries, Latents
+from surefoot.backend.operands import Compression, Entries, LatentPages, Latents
 
 _TOGETHER = 128  # entries that are looked at in one go
 _NUMBERS = 1 << 24  # of keys that are gathered in one go, more or less
@@ -50,7 +50,8 @@ class LatentRows(PlacedRows):
     ) -> Tensor:
         """See RowOperators; which of equal entries is left out is the vendor's choice.
 
-        Every token is a request of one query, since no two see equally many entries in general.
+        Rows must see all of their pages, as the capabilities say. Every token is a request of one
+        query, since no two see equally many entries in general.
         """
         places = self.places
         if not places.tokens:
@@ -94,6 +95,12 @@ class LatentRows(PlacedRows):
                 self._see_entries(softmax, some, entries)
             out[some] = softmax.mixed.to(q.dtype)
         return out
+
+    def attend_chosen(
+        self, q: Tensor, turned: Tensor, keys: LatentPages, chosen: Tensor | None, scale: float
+    ) -> Tensor:
+        """See RowOperators; not there, as the capabilities say."""
+        raise NotImplementedError("attention over chosen positions is not there yet")
 
     def window_attention(
         self,

@@ -89,5 +89,6 @@ def _capabilities(name: str, *, bitwise: bool, recordings: int) -> Capabilities:
         int8=True,
         host_lengths=True,
         ordered_entries=False,
+        chosen_positions=False,
         composed=_COMPOSED,
     )

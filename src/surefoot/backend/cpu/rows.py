@@ -12,15 +12,18 @@ from torch import Tensor
 
 from surefoot.backend.blockwise.attention import BlockwiseRows, Widths
 from surefoot.backend.cpu.kernels import attention, delta, rowwise, writes
+from surefoot.backend.cpu.kernels import chosen as looked_at
 from surefoot.backend.cpu.kernels import latents as kernels
 from surefoot.backend.operands import (
     Compression,
     DeltaCaches,
     DeltaInputs,
     Entries,
+    LatentPages,
     Latents,
     Placing,
     RowLayout,
+    check_chosen,
 )
 
 Integers = npt.NDArray[np.int64]
@@ -221,6 +224,29 @@ class CompiledRows:
             sinks.numpy(),
             np.float32(scale),
             self._by_slot,
+            self._by_table,
+            self._pages,
+            out.numpy(),
+        )
+        return out
+
+    def attend_chosen(
+        self, q: Tensor, turned: Tensor, keys: LatentPages, chosen: Tensor | None, scale: float
+    ) -> Tensor:
+        """See RowOperators."""
+        self._check(q)
+        check_chosen(q, chosen)
+        if not are_float32(q, turned, keys.values, keys.turned):
+            return self._tiled.attend_chosen(q, turned, keys, chosen, scale)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        looked_at.attend_chosen(
+            q.contiguous().numpy(),
+            turned.contiguous().numpy(),
+            keys.values.numpy(),
+            keys.turned.numpy(),
+            _ALL if chosen is None else chosen.numpy(),
+            chosen is None,
+            np.float32(scale),
             self._by_table,
             self._pages,
             out.numpy(),

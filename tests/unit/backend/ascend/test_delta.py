@@ -37,7 +37,7 @@ from tests.unit.backend.recurrences import (
 )
 from tests.unit.backend.recurrent_steps import DeltaCase, delta_case, random_inputs, tensors
 
-SIZES = [ODD, Sizes(2, 4, 8, 12, block=32)]
+WIDE = Sizes(2, 4, 8, 12, block=32)
 
 
 def narrow(x: Tensor) -> Tensor:
@@ -166,7 +166,12 @@ def test_rings_get_the_inputs_of_the_last_tokens(seed: int) -> None:
         torch.testing.assert_close(got[1:], ring[1:], rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize(
+    # The cuts of `test_delta_faults` are of the other sizes.
+    "sizes",
+    [pytest.param(ODD, marks=pytest.mark.deep), WIDE],
+    ids=str,
+)
 def test_every_cut_has_the_same_bits(sizes: Sizes) -> None:
     setting, backend = setting_of((sizes.block + 6, 16, 1), depth=5), EmulatedBackend()
     setting = replace(setting, garbage=float("nan"))
@@ -204,7 +209,7 @@ def test_a_row_goes_on_from_a_copied_checkpoint(boundary: int) -> None:
     assert torch.equal(torch.cat((*before, *after)), want)
 
 
-@pytest.mark.parametrize("count", [1, 5, 16])
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.deep), 5, 16])
 def test_tokens_drafted_one_a_step_have_the_same_bits(count: int) -> None:
     setting, backend = setting_of((45,), depth=15), EmulatedBackend()
     want = played(machine(ODD, setting, backend), alone(setting.lengths))

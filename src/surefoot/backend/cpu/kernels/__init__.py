@@ -11,6 +11,7 @@ from collections.abc import Callable
 from surefoot.backend.cpu.kernels import (
     attention,
     choose,
+    chosen,
     delta,
     dots,
     grouped,
@@ -23,7 +24,7 @@ from surefoot.backend.cpu.kernels import (
 )
 from surefoot.backend.cpu.kernels.compile import Kernel
 
-_EVERYWHERE = (attention, choose, delta, grouped, int8, latents, rowwise, streams, writes)
+_EVERYWHERE = (attention, choose, chosen, delta, grouped, int8, latents, rowwise, streams, writes)
 _MODULES = (*_EVERYWHERE, dots, grouped_dots) if dots.HAS_DOTS else _EVERYWHERE
 
 

@@ -22,6 +22,7 @@ from surefoot.backend.cpu.kernels.algebra import (
     sum_of,
 )
 from surefoot.backend.cpu.kernels.compile import kernel, part
+from surefoot.backend.cpu.kernels.placed import accumulate_placed, find
 
 _ZERO = np.float32(0)
 _ONE = np.float32(1)
@@ -170,11 +171,12 @@ def _choose(
     weights: Floats,
     pool: Floats,
     table: Integers,
+    low: int,
     seen: int,
     scores: Floats,
     numbers: Integers,
 ) -> None:
-    """Put the best of the first `seen` entries, half as many as there is room for, to the front.
+    """Put the best of some entries, half as many as there is room for, to the front.
 
     Entries are scored page by page. One that is better than the least of the best so far is a
     candidate, and when there is no room for more, the worse half of them goes. So most entries cost
@@ -185,7 +187,8 @@ def _choose(
         weights: [H].
         pool: [pages, P / ratio, D].
         table: of the row.
-        seen: entries, more than half as many as there is room for.
+        low: the first entry,
+        seen: and the one behind the last; more than half as many as there is room for.
         scores: [room] of the candidates.
         numbers: [room] of the candidates.
     """
@@ -193,9 +196,9 @@ def _choose(
     columns = np.empty((pool.shape[2], share), np.float32)
     fits, whole = np.empty(share, np.float32), np.empty(share, np.float32)
     held, least = 0, _LOWEST
-    for begin in range(0, seen, share):
+    for begin in range(low // share * share, seen, share):
         _score_page(q, weights, pool[table[begin // share]], columns, fits, whole)
-        for offset in range(min(share, seen - begin)):
+        for offset in range(max(0, low - begin), min(share, seen - begin)):
             score = whole[offset]
             if held < count or score > least:
                 scores[held], numbers[held] = score, begin + offset
@@ -230,17 +233,17 @@ def choose_entries(
     most = chosen.shape[1]
     scores, numbers = np.empty(2 * most, np.float32), np.empty(2 * most, np.int64)
     for row in range(tables.shape[0]):
-        start, count, first, _, begins = tables[row]
-        table = pages[begins:]
+        start, count, first, least, begins = tables[row]
+        table, low = pages[begins:], (least + ratio - 1) // ratio
         for i in range(count):
             token, seen = start + i, (first + i + 1) // ratio
-            if seen > most:
-                _choose(q[token], weights[token], pool, table, seen, scores, numbers)
+            if seen - low > most:
+                _choose(q[token], weights[token], pool, table, low, seen, scores, numbers)
             for place in range(most):
-                if seen > most:
+                if seen - low > most:
                     chosen[token, place] = numbers[place]
                 else:
-                    chosen[token, place] = place if place < seen else -1
+                    chosen[token, place] = low + place if low + place < seen else -1
 
 
 @part
@@ -248,42 +251,6 @@ def _lay_out(own: Floats, ring: Floats, row: Integers, low: int, keys: Floats) -
     """Keys of positions from `low` on, as many as there is room for."""
     for j in range(keys.shape[0]):
         copy(_raw(own, ring, row, low + j), keys[j])
-
-
-@part
-def _find(numbers: Integers, table: Integers, share: int, places: Integers) -> int:
-    """Where entries lie that are counted from the first one of all pages; how many there are."""
-    found = 0
-    for j in range(places.shape[0]):
-        number = numbers[j]
-        if number >= 0:
-            places[found] = table[number // share] * share + number % share
-            found += 1
-    return found
-
-
-@part
-def _accumulate_placed(
-    a: Floats, b: Floats, entries: Floats, places: Integers, out: Floats
-) -> None:
-    """See accumulate_two; row j is entries[places[j]]."""
-    size, count = out.shape[1], places.shape[0]
-    first, second = out[0], out[1]
-    whole = count // 4 * 4
-    for j in range(0, whole, 4):
-        a0, a1, a2, a3 = a[j], a[j + 1], a[j + 2], a[j + 3]
-        b0, b1, b2, b3 = b[j], b[j + 1], b[j + 2], b[j + 3]
-        r0, r1 = entries[places[j]], entries[places[j + 1]]
-        r2, r3 = entries[places[j + 2]], entries[places[j + 3]]
-        for d in range(size):
-            w, x, y, z = r0[d], r1[d], r2[d], r3[d]
-            first[d] = first[d] + a0 * w + a1 * x + a2 * y + a3 * z
-            second[d] = second[d] + b0 * w + b1 * x + b2 * y + b3 * z
-    for j in range(whole, count):
-        a0, b0, r0 = a[j], b[j], entries[places[j]]
-        for d in range(size):
-            first[d] = first[d] + a0 * r0[d]
-            second[d] = second[d] + b0 * r0[d]
 
 
 @part
@@ -338,7 +305,7 @@ def _attend(
                 query[d] = q[head + i, d] * scale
             totals[i] = _weigh(query, keys, entries, places, sinks[head + i], scores[i])
         accumulate_two(scores[0, :held], scores[1, :held], keys, sums)
-        _accumulate_placed(scores[0, held:], scores[1, held:], entries, places, sums)
+        accumulate_placed(scores[0, held:], scores[1, held:], entries, places, sums)
         for i in range(pair):
             factor = _ONE / totals[i]
             for d in range(query.shape[0]):
@@ -394,7 +361,7 @@ def attend_latents(
         scores = np.empty((2, keys.shape[0] + most), np.float32)
         places = np.empty(most, np.int64)
         if not some:
-            _find(np.arange(most), table, share, places)
+            find(np.arange(most), table, share, places)
         for i in range(count):
             token, position = start + i, first + i
             low = max(least, position + 1 - window)
@@ -402,5 +369,5 @@ def attend_latents(
             _lay_out(own, ring, slots[row], low, keys[:held])
             seen = min(most, (position + 1) // ratio) if ratio else 0
             if some:
-                seen = _find(chosen[token], table, share, places[:seen])
+                seen = find(chosen[token], table, share, places[:seen])
             _attend(q[token], keys[:held], entries, places[:seen], sinks, scale, scores, out[token])
