@@ -1,6 +1,7 @@
 """Accuracy, not only equality: scores against known answers, without and with speculation.
 
 python benchmarks/accuracy.py
+python benchmarks/accuracy.py --model tiny-dsv4 --quantization w8a8
 python benchmarks/accuracy.py --fault "fold forgotten"
 
 recite    a model whose weights were worked out by hand recites lists that change
@@ -26,7 +27,7 @@ import torch
 from measure import save
 from transformers import AutoModelForCausalLM
 
-from surefoot.config import make_config
+from surefoot.config import QUANTIZATIONS, make_config
 from surefoot.engine.models import load
 from surefoot.request import Request
 from surefoot.testing.accuracy import (
@@ -101,6 +102,7 @@ def make_tasks(options: argparse.Namespace, work: Path) -> Iterator[Task]:
     for temperature, least in ((0.0, 1.0), (1.2, 0.0)):
         yield Task("recite", temperature, lambda setting: recite(reciter, setting, 8, turns), least)
     folder = locate(options.model, revision=None, progress=print)
+    config = make_config(device="cpu", quantization=options.quantization)
     trained, logits = load(options.model, config), transformers_logits(folder)
     entries = json.loads((folder / "held_out.json").read_text())[: options.texts]
     texts = [trained.tokenizer.encode(entry["prompt"] + entry["continuation"]) for entry in entries]
@@ -153,6 +155,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="tiny-hybrid", help="a model with held_out.json")
+    parser.add_argument("--quantization", choices=QUANTIZATIONS, help="of the trained model")
     parser.add_argument("--tokens", type=int, default=512, help="of a long answer")
     parser.add_argument("--texts", type=int, default=8)
     parser.add_argument("--fault", choices=sorted(FAULTS), help="plant it; nothing is saved")
@@ -170,7 +173,8 @@ def main() -> int:
                 scores.append(task.run(warm))
                 record = report(task, warm, scores[-1])
                 if options.fault is None:
-                    save("accuracy", record)
+                    form = {"model": options.model, "quantization": options.quantization}
+                    save("accuracy", {**form, **record})
             name = f"{task.name} at temperature {task.temperature}"
             if any(score != scores[0] for score in scores):
                 faulty.append(name + " (moved)")

@@ -26,7 +26,7 @@ DSA = {
     "dsa-once": TinyDsaSizes(architecture=GLM, every=2, one_choice=True, positions=4096),
 }
 MODELS = (DENSE, "tiny-hybrid", "tiny-dsv4", *DSA)
-FORMS = ("floats", "w8a8")
+FORMS = ("floats", "w8a8", "w4a8")
 
 
 def write_dense(folder: Path) -> list[str]:
@@ -92,8 +92,6 @@ def main() -> None:
             pool.submit(check, model, form, options): (model, form)
             for model in options.only
             for form in options.forms
-            # These have no int8.
-            if model not in DSA or form == FORMS[0]
         }
         for run in as_completed(runs):
             (model, form), result = runs[run], run.result()

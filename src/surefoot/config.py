@@ -16,8 +16,8 @@ DRAFTERS = ("auto", "none", "ngram", "draft-model", "mtp")
 DRAFTER_GROUP = "surefoot.drafters"
 """Entry-point group under which other packages offer drafters."""
 DTYPES = ("auto", "float32", "bfloat16")
-W8A8 = "w8a8"
-QUANTIZATIONS = (W8A8,)
+W8A8, W4A8 = "w8a8", "w4a8"
+QUANTIZATIONS = (W8A8, W4A8)
 MAX_DRAFT_TOKENS = 16
 
 _ALGORITHMS = {
@@ -64,8 +64,10 @@ class EngineConfig:
         draft_model: path, hub id or packaged name of the draft model.
         dtype: element type of weights and caches; auto is the fastest one of the device.
         quantization: how the weights of linears are kept: w8a8 makes them int8, and their inputs
-            row by row; a quarter of the memory of float32, more speed, a little less exact. None
-            leaves weights as the checkpoint has them, be that floats or ModelSlim's int8.
+            row by row; a quarter of the memory of float32, more speed, a little less exact. w4a8
+            gives feed-forwards codes of 4 bits, as such checkpoints have them: less exact still,
+            and no smaller here, as codes are kept in int8. None leaves weights as the checkpoint
+            has them, be that floats or int8.
         device: name of the backend; auto takes the fastest that is present.
         emulate: run the device's operators on the CPU, and check each call against what they demand
             (device npu).

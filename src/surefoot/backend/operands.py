@@ -282,7 +282,7 @@ class FixedInput:
 
 @dataclass(frozen=True)
 class Int8Weight:
-    """A linear's weight in int8, whose inputs become int8 too (W8A8).
+    """A linear's weight in int8, whose inputs become int8 too (W8A8, and W4A8 with its codes).
 
     Of each row m of the input x come codes q[m] and a scale s[m], with halves rounded to even:
 
@@ -294,16 +294,25 @@ class Int8Weight:
         y[m, n] = float32(sum over k of q[m, k] values[n, k] (+ added[n])) * scales[n] * s[m]
         y[m, n] + bias[n], if there is a bias
 
+    With scales for G groups of neighbouring inputs, group g from k = g K / G on, sums are made
+    group by group, and what they are worth is added up from the first group to the last:
+
+        t[m, n, 0] = float32(sum over k of group 0 of q[m, k] values[n, k]) * scales[n, 0]
+        t[m, n, g] = t[m, n, g - 1] + float32(sum over k of group g of ...) * scales[n, g]
+        y[m, n] = t[m, n, G - 1] * s[m], and the bias as above
+
     A row that holds NaN or an infinity becomes NaN throughout; it changes no other row. The sum is
-    exact in int32, in whatever order it is made. So every backend gives the same bits for float32,
-    and a row's bits never depend on the rows beside it: no fixed tiles and no tests of shapes are
-    needed. What comes in another element type is computed in float32 and rounded once.
+    exact in int32, in whatever order it is made; groups are few, and have an order. So every
+    backend gives the same bits for float32, and a row's bits never depend on the rows beside it: no
+    fixed tiles and no tests of shapes are needed. What comes in another element type is computed in
+    float32 and rounded once.
 
     Attributes:
         values: [outputs, inputs] int8 with at most MOST_INPUTS inputs; [E, outputs, inputs] for
             experts.
-        scales: [outputs] float32; [E, outputs] for experts.
-        fixed: None if scales of inputs are found row by row; always so for experts.
+        scales: [outputs] float32, or [outputs, G] for groups; [E, outputs] or [E, outputs, G] for
+            experts.
+        fixed: None if scales of inputs are found row by row; always so for experts and groups.
     """
 
     values: Tensor
@@ -318,7 +327,14 @@ class Int8Weight:
                 their sums leaves no room for.
         """
         assert self.values.dtype == torch.int8, "codes are int8"
-        assert self.scales.shape == self.values.shape[:-1], "each output has one scale"
+        outputs = self.values.shape[:-1]
+        assert self.scales.shape[: len(outputs)] == outputs, "each output has its scales"
+        assert self.scales.dim() - len(outputs) in (0, 1), (
+            "an output has one scale, or a row of them"
+        )
+        if self.groups:
+            assert self.values.shape[-1] % self.groups == 0, "groups are of one size"
+            assert self.fixed is None, "inputs of groups are scaled row by row"
         inputs, added = self.values.shape[-1], 0
         if self.fixed is not None and self.fixed.added.numel():
             added = int(self.fixed.added.long().abs().max())
@@ -333,6 +349,11 @@ class Int8Weight:
         """That of the weight it stands for."""
         return tuple(self.values.shape)
 
+    @property
+    def groups(self) -> int:
+        """G; 0 where each output has one scale for all of its inputs."""
+        return self.scales.shape[-1] if self.scales.dim() == self.values.dim() else 0
+
     def to(self, device: torch.device) -> Int8Weight:
         """The same on another device."""
         fixed = self.fixed and replace(self.fixed, added=self.fixed.added.to(device))
@@ -346,7 +367,8 @@ class Int8Weight:
         return Int8Weight(pick(self.values), pick(self.scales), fixed)
 
     def columns(self, order: Tensor) -> Int8Weight:
-        """The inputs in a new order."""
+        """The inputs in a new order; groups would be torn apart."""
+        assert not self.groups, "inputs of groups stay where they are"
         return replace(self, values=self.values[..., order])
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from surefoot.backend.operands import LEAST_SCALE, FixedInput, Int8Weight
+from surefoot.backend.plain_streams import total
 
 
 def quantise(weight: Tensor) -> Int8Weight:
@@ -19,6 +20,24 @@ def quantise(weight: Tensor) -> Int8Weight:
     numbers = weight.float()
     scales = scales_of(numbers)
     return Int8Weight(torch.round(numbers / scales[..., None]).nan_to_num_(0).char(), scales)
+
+
+def quantise_groups(weight: Tensor, size: int) -> Int8Weight:
+    """A weight in 4 bits with a scale for each `size` inputs, the greatest magnitude there over 7.
+
+    Scales are rounded to float16, as ModelSlim's are when they are read, and codes made by what
+    comes out. Where a scale would be 0 there, it is 1 and codes are 0.
+
+    Args:
+        weight: [..., outputs, inputs] of any floating-point type.
+        size: divides the inputs; one scale an output if it is all of them.
+    """
+    numbers = weight.float().unflatten(-1, (-1, size))
+    scales = (numbers.abs().amax(-1) / 7).half().float()
+    scales = torch.where(scales < LEAST_SCALE, 1.0, scales)
+    scales = torch.where(scales.isinf(), torch.nan, scales)
+    codes = torch.round(numbers / scales[..., None]).nan_to_num_(0).clamp_(-7, 7).char()
+    return Int8Weight(codes.flatten(-2), scales[..., 0] if codes.shape[-2] == 1 else scales)
 
 
 def scales_of(numbers: Tensor) -> Tensor:
@@ -57,12 +76,21 @@ class PlainInt8Linear:
         codes, scales = codes_of(x, weight.fixed)
         y = x.new_empty(x.shape[0], weight.values.shape[0], dtype=torch.float32)
         for token in range(x.shape[0]):
-            sums = torch.mv(weight.values.int(), codes[token].int())
-            if weight.fixed is not None:
-                sums = sums + weight.fixed.added
-            y[token] = sums.float() * weight.scales * scales[token]
+            y[token] = self._worth(codes[token]) * scales[token]
         y = y if self.bias is None else y + self.bias.float()
         return y.to(x.dtype)
+
+    def _worth(self, codes: Tensor) -> Tensor:
+        """Sums of products with the codes of one input, times their scales."""
+        weight = self.weight
+        if weight.groups:
+            products = (weight.values.int() * codes.int()).unflatten(1, (weight.groups, -1))
+            parts = products.sum(2, dtype=torch.int32).float() * weight.scales
+            return total(parts.unbind(1))
+        sums = torch.mv(weight.values.int(), codes.int())
+        if weight.fixed is not None:
+            sums = sums + weight.fixed.added
+        return sums.float() * weight.scales
 
     def add(self, x: Tensor, stream: Tensor) -> Tensor:
         """See Linear."""

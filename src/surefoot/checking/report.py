@@ -167,7 +167,11 @@ class Report:
             f"{_counted(self.longest, 'token')}; {self.seconds:.0f} s"
         )
         found = self.objections()
-        return f"FAIL: {'; '.join(found)}. {numbers}" if found else f"PASS: {numbers}"
+        if found:
+            return f"FAIL: {'; '.join(found)}. {numbers}"
+        missed = [f"no {name.replace('_', ' ')}" for name, count in self.hard.items() if not count]
+        more = f"; {' and '.join(missed)} came up: --tokens compares more" if missed else ""
+        return f"PASS: {numbers}{more}"
 
     def as_json(self) -> dict[str, object]:
         """The report as `surefoot check --json` shows it."""

@@ -33,9 +33,8 @@ from surefoot.state.plan import MemoryPlan
 from surefoot.state.pool import Pools
 from surefoot.state.spec import DTYPE_BYTES, CacheSpec, Paged, Recurrent, Ring
 from surefoot.step import Batch
-from surefoot.weights.load import open_checkpoint, read_config
+from surefoot.weights.load import is_stored_in_int8, open_checkpoint, read_config
 from surefoot.weights.locate import PACKAGED, locate
-from surefoot.weights.modelslim import find_description
 
 
 @dataclass(frozen=True)
@@ -297,10 +296,10 @@ def _unloaded(
 ) -> LoadedModel:
     """What the engine's planning needs to know of a model, from its config.
 
-    Only ModelSlim's folders are opened, as their configs do not say what is in int8.
+    Only folders in int8 are opened, as their configs do not say what is.
     """
     path = locate_config(name, config.revision, progress)
-    opened = open_checkpoint(path) if _is_modelslim(path) else None
+    opened = open_checkpoint(path) if is_stored_in_int8(path) else None
     try:
         known = read_config(path) if opened is None else opened.config
         family = family_of(known)
@@ -312,11 +311,6 @@ def _unloaded(
     size = form.bytes(described, DTYPE_BYTES[dtype])
     model = _ConfigOnly(described)
     return LoadedModel(name, model, backend, dtype, None, {}, size, form=form.name)
-
-
-def _is_modelslim(path: Path) -> bool:
-    """Whether this is a folder of ModelSlim's with its weights there."""
-    return path.is_dir() and find_description(path) is not None and any(path.glob("*.safetensors"))
 
 
 def locate_config(model: str, revision: str | None, progress: Progress) -> Path:

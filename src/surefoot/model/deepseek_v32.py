@@ -18,7 +18,7 @@ from torch import Tensor
 from surefoot.backend.operands import Fold
 from surefoot.backend.protocol import Backend, Linear
 from surefoot.model.deepseek_v32_config import ARCHITECTURES, FULL, ChosenConfig, read_config
-from surefoot.model.deepseek_v32_weights import EMBEDDING, ChosenTensors
+from surefoot.model.deepseek_v32_weights import EMBEDDING, INT8_LINEARS, ChosenTensors
 from surefoot.model.layers.chosen import ChosenAttention, ChosenCaches, StepAngles
 from surefoot.model.layers.feed import DenseFeed, DenseSizes
 from surefoot.model.layers.grouped import GroupedFeed, GroupedSizes
@@ -29,7 +29,7 @@ from surefoot.state.spec import Paged, Part
 from surefoot.step import Batch
 from surefoot.weights.load import TensorTaker
 
-__all__ = ["ARCHITECTURES", "ChosenModel", "MtpHead", "describe"]
+__all__ = ["ARCHITECTURES", "INT8_LINEARS", "ChosenModel", "MtpHead", "describe"]
 
 _MTP = "mtp"
 _LATENTS, _INDEX = "latents", "index"
@@ -57,6 +57,7 @@ def _describe(config: ChosenConfig, dtype: str, prefix: str, mtp: bool) -> Descr
         draft_head=_MTP if mtp else None,
         draft_caches=_caches(config, dtype, _mtp_prefix(prefix), 1, 1) if mtp else (),
         hidden_shape=(config.hidden,),
+        linears=config.linears(mtp),
         looks_at=config.index.chosen,
     )
 

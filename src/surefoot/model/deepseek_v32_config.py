@@ -12,6 +12,7 @@ from surefoot.model.layers.feed import DenseSizes
 from surefoot.model.layers.grouped import GroupedSizes
 from surefoot.model.layers.rotary import Rotary, make_partial_rotary
 from surefoot.model.model import ConfigReader
+from surefoot.weights.counts import Linears
 
 # Whether the indexer turns neighbours, where the config does not say.
 _NEIGHBOURS = {"DeepseekV32ForCausalLM": False, "GlmMoeDsaForCausalLM": True}
@@ -70,6 +71,16 @@ class ChosenConfig:
         if mtp:
             count += self._layer(FULL, self.mtp_feed) + 2 * hidden * hidden + 3 * hidden
         return count
+
+    def linears(self, mtp: bool) -> Linears:
+        """What W8A8 makes int8, with or without the draft head."""
+        hidden, rank = self.hidden, self.attention.query_rank
+        count = Linears.head(self.vocab_size, hidden, tied=False)
+        count += self.attention.linears(hidden) * (len(self.kinds) + mtp)
+        count += self.index.linears(rank) * (self.kinds.count(FULL) + mtp)
+        for feed in self.feeds:
+            count += feed.linears(hidden)
+        return count + (self.mtp_feed.linears(hidden) + Linears.of(2 * hidden, hidden)) * mtp
 
     def _layer(self, kind: str, feed: DenseSizes | GroupedSizes) -> int:
         count = self.attention.parameters(self.hidden) + 2 * self.hidden

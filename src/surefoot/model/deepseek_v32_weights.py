@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -26,6 +27,15 @@ from surefoot.weights.load import TensorTaker
 
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
+INT8_LINEARS = re.compile(
+    r".*\.self_attn\.(q_a_proj|q_b_proj|kv_a_proj_with_mqa|o_proj|indexer\.wq_b)\.weight"
+    r"|.*\.mlp\.((shared_experts|experts\.\d+)\.)?(gate|up|down)_proj\.weight"
+    r"|.*\.mlp\.experts\.(gate_up|down)_proj"
+    r"|.*\.eh_proj\.weight"
+    r"|lm_head\.weight"
+)
+"""Names of what W8A8 makes int8: not routers, the indexer's keys and weights of heads, nor what
+leads each head into the latents' space and out of it."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from surefoot.model.layers.latent import (
     trailing_order,
 )
 from surefoot.model.layers.routed import BiasedChoice, RoutedFeed, TableChoice
-from surefoot.model.layers.weights import joined, pick_columns, pick_rows, stacked, take_alike
+from surefoot.model.layers.weights import joined, pack_reordered, pick_rows, stacked, take_alike
 from surefoot.weights.load import TensorTaker
 
 INT8_LINEARS = re.compile(
@@ -145,12 +145,12 @@ class LatentTensors:
         heads, rank = sizes.heads // sizes.groups, sizes.output_rank
         weight = self.weight(name, sizes.groups * rank, heads * sizes.size)
         starts = torch.arange(heads)[:, None] * sizes.size
-        by_head = pick_columns(weight, (starts + order).flatten())
         groups = [
-            pick_rows(by_head, lambda rows, at=at: rows[at : at + rank])  # type: ignore[misc]
+            pick_rows(weight, lambda rows, at=at: rows[at : at + rank])  # type: ignore[misc]
             for at in range(0, sizes.groups * rank, rank)
         ]
-        return tuple(self.backend.pack_linear(group, None) for group in groups)
+        by_head = (starts + order).flatten()
+        return tuple(pack_reordered(self.backend, group, by_head) for group in groups)
 
     def _raw(self, name: str, form: Compressor, size: int) -> RawRows:
         """What makes entries of `size`; its tensors start with `name`."""

@@ -84,8 +84,8 @@ class LlamaConfig:
         """What W8A8 makes int8."""
         hidden, wide = self.hidden_size, self.intermediate_size
         keys, queries = self.key_heads * self.head_dim, self.heads * self.head_dim
-        layer = Linears.of(hidden, queries, keys, keys, wide, wide)
-        layer += Linears.of(queries, hidden) + Linears.of(wide, hidden)
+        layer = Linears.of(hidden, queries, keys, keys) + Linears.of(queries, hidden)
+        layer += Linears.feed(hidden, wide)
         return layer * len(self.windows) + Linears.head(self.vocab_size, hidden, self.tied)
 
 

@@ -42,7 +42,12 @@ _LATENT = Family(
     int8_linears=deepseek_v4.INT8_LINEARS,
     chat_format=deepseek_v4_chat.chat_format,
 )
-_CHOSEN = Family(deepseek_v32.describe, deepseek_v32.ChosenModel, draft_heads=("mtp",))
+_CHOSEN = Family(
+    deepseek_v32.describe,
+    deepseek_v32.ChosenModel,
+    draft_heads=("mtp",),
+    int8_linears=deepseek_v32.INT8_LINEARS,
+)
 _HYBRID = Family(
     qwen3_5.describe,
     qwen3_5.HybridModel,

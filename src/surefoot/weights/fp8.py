@@ -13,7 +13,7 @@ from surefoot.weights.checkpoint import Checkpoint
 
 SCALE = "_scale_inv"
 _METHOD = "fp8"
-_ADVICE = "use an unquantised, a block-scaled fp8 or a GGUF checkpoint"
+_ADVICE = "use an unquantised, a block-scaled fp8, an int8 or a GGUF checkpoint"
 
 
 class BlockScaledCheckpoint:

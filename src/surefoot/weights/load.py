@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from surefoot.errors import ModelError, WeightsError
 from surefoot.weights.checkpoint import Checkpoint
+from surefoot.weights.compressed import CompressedCheckpoint, Scheme, scheme_of
 from surefoot.weights.deepseek_v4 import RenamedCheckpoint, is_deepseek_v4, open_deepseek_v4
 from surefoot.weights.fp8 import BlockScaledCheckpoint, scaled_block
 from surefoot.weights.modelslim import ModelSlimCheckpoint, find_description, read_decisions
@@ -70,12 +71,12 @@ class FolderCheckpoint:
 
     def __init__(self, folder: Path) -> None:
         self.config: Mapping[str, object] = read_config(folder)
-        if find_description(folder) is None:
+        if find_description(folder) is None and scheme_of(self.config) is None:
             scaled_block(self.config, folder)
         self.generation: Mapping[str, object] = {}
         if (folder / "generation_config.json").is_file():
             self.generation = _read_json(folder / "generation_config.json", _CONFIG_BYTES)
-        self._shards = _open_shards(folder)
+        self._shards, self._files = _open_shards(folder)
 
     def names(self) -> Collection[str]:
         """All tensors that are stored."""
@@ -88,6 +89,10 @@ class FolderCheckpoint:
     def encoding(self, name: str) -> str:
         """How one tensor is stored, in safetensors' words, without reading it."""
         return self._shards[name].get_slice(name).get_dtype()
+
+    def file_of(self, name: str) -> str:
+        """The name of the file that holds one tensor."""
+        return self._files[name]
 
     def read(self, name: str) -> torch.Tensor:
         """One tensor in its stored dtype, usually a view of the mapped file: never write to it."""
@@ -104,6 +109,8 @@ class FolderCheckpoint:
 def open_checkpoint(path: Path) -> Checkpoint:
     """Open a model folder or a `.gguf` file; block-scaled weights are expanded as they are read.
 
+    Weights that are stored in int8 stay in it: the checkpoint is an Int8Checkpoint then.
+
     Raises:
         ModelError: there is no such path, or it is neither of them, or it is damaged.
     """
@@ -111,6 +118,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
         stored = FolderCheckpoint(path)
         if (description := find_description(path)) is not None:
             return _open_modelslim(stored, description)
+        if (scheme := scheme_of(stored.config)) is not None:
+            return _open_compressed(stored, scheme)
         block = scaled_block(stored.config, path)
         if is_deepseek_v4(stored.config):
             return open_deepseek_v4(stored, block)
@@ -127,6 +136,24 @@ def _open_modelslim(stored: FolderCheckpoint, description: Path) -> ModelSlimChe
         return ModelSlimCheckpoint(stored, read_decisions(content, description))
     renamed = RenamedCheckpoint(stored)
     return ModelSlimCheckpoint(renamed, read_decisions(content, description, renamed.stored_name))
+
+
+def _open_compressed(stored: FolderCheckpoint, scheme: Scheme) -> CompressedCheckpoint:
+    if not is_deepseek_v4(stored.config):
+        return CompressedCheckpoint(stored, scheme)
+    renamed = RenamedCheckpoint(stored)
+    return CompressedCheckpoint(renamed, scheme, renamed.stored_name)
+
+
+def is_stored_in_int8(path: Path) -> bool:
+    """Whether the weights of a folder, and not its config, say how much of them is in int8.
+
+    Raises:
+        ModelError: there is no config, or it is damaged or not supported.
+    """
+    if not path.is_dir() or not any(path.glob("*.safetensors")):
+        return False
+    return find_description(path) is not None or scheme_of(read_config(path)) is not None
 
 
 def read_config(path: Path) -> Mapping[str, object]:
@@ -170,8 +197,8 @@ def _read_json(path: Path, limit: int) -> dict[str, object]:
     return content
 
 
-def _open_shards(folder: Path) -> dict[str, _Shard]:
-    """Map the name of every tensor in the folder to the open file that holds it."""
+def _open_shards(folder: Path) -> tuple[dict[str, _Shard], dict[str, str]]:
+    """Map the name of every tensor in the folder to the file that holds it, opened and by name."""
     index_path = _find_index(folder)
     index = None if index_path is None else _read_index(index_path)
     files = _files_without_index(folder) if index is None else sorted(set(index.values()))
@@ -187,7 +214,7 @@ def _open_shards(folder: Path) -> dict[str, _Shard]:
         shards.update(dict.fromkeys(names, shard))
     if index is not None and index_path is not None:
         _check_index(index_path, index, homes)
-    return shards
+    return shards, homes
 
 
 def _find_index(folder: Path) -> Path | None:

@@ -16,6 +16,7 @@ from surefoot.backend import make_backend
 from surefoot.backend.operands import DeltaInputs, Fold, Placing
 from surefoot.backend.protocol import Backend
 from surefoot.model.layers.rotary import make_rotary
+from tests.unit.backend.conformance_grouped import grouped_experts, grouped_gated, grouped_linear
 from tests.unit.backend.conformance_int8 import int8_experts, int8_gated, int8_linear
 from tests.unit.backend.conformance_latents import (
     attend_chosen,
@@ -273,6 +274,11 @@ INT8_OPERATORS: Mapping[str, Run] = {
     run.__name__: run for run in (int8_linear, int8_gated, int8_experts)
 }
 """Of backends that pack weights in int8."""
+
+GROUPED_OPERATORS: Mapping[str, Run] = {
+    run.__name__: run for run in (grouped_linear, grouped_gated, grouped_experts)
+}
+"""The same with scales by groups of inputs."""
 
 
 def differing(got: Sequence[Tensor], want: Sequence[Tensor]) -> list[str]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from surefoot.backend.operands import FixedInput, Int8Weight
+from surefoot.backend.operands import FixedInput, Int8Weight, Weight
 from surefoot.backend.protocol import Backend
 
 ROWS = (0, 1, 2, 16, 17, 40)
@@ -49,15 +49,31 @@ def int8_experts(backend: Backend, seed: int) -> Sequence[Tensor]:
     So what the second product takes has the same bits on every backend, and no code of it is
     another one because a tie was rounded the other way.
     """
+    first = as_it_is if seed % 3 == 0 else coded
+    second = as_it_is if seed % 3 == 1 else coded
+    return experts_case(backend, seed, first, second)
+
+
+def as_it_is(weight: Tensor) -> Tensor:
+    return weight
+
+
+def experts_case(
+    backend: Backend,
+    seed: int,
+    first: Callable[[Tensor], Weight],
+    second: Callable[[Tensor], Weight],
+    unit: int = 1,
+) -> Sequence[Tensor]:
+    """Experts whose weights are made by `first` and `second`, of so many `unit`s of inputs."""
     rng, draws = random.Random(seed), torch.Generator().manual_seed(seed)
     count, inner, hidden = rng.randint(1, 9), rng.randint(1, 30), rng.randint(1, 30)
+    inner, hidden = inner * unit, hidden * unit
     gate_up = 0.5 + torch.rand(count, 2 * inner, hidden, generator=draws)
     gate_up[:, :inner] *= 100 / hidden
     gate_up[:, inner:] -= 1
     down = torch.randn(count, hidden, inner, generator=draws)
-    first = gate_up if seed % 3 == 0 else coded(gate_up)
-    second = down if seed % 3 == 1 else coded(down)
-    moved = [weight.to(backend.device) for weight in (first, second)]
+    moved = [weight.to(backend.device) for weight in (first(gate_up), second(down))]
     packed = backend.pack_experts(moved[0], moved[1], rng.choice((math.inf, 64.0)))
     chosen, tokens = rng.randint(1, count), ROWS[seed % len(ROWS)]
     order = torch.rand(tokens, count, generator=draws).argsort(-1)[:, :chosen]

@@ -14,11 +14,18 @@ from surefoot.backend import make_backend
 from surefoot.backend.operands import RowLayout
 from surefoot.backend.protocol import Backend
 from surefoot.backend.reference import ReferenceBackend
-from tests.unit.backend.conformance import BACKENDS, INT8_OPERATORS, OPERATORS, differing
+from tests.unit.backend.conformance import (
+    BACKENDS,
+    GROUPED_OPERATORS,
+    INT8_OPERATORS,
+    OPERATORS,
+    differing,
+)
 from tests.unit.backend.layouts import GARBAGE, HEADS, PAGE_TOKENS, SIZES, case_of
 
 CASES = 48
 DEEP_CASES = range(1000, 1240)
+EIGHTS = {**INT8_OPERATORS, **GROUPED_OPERATORS}
 
 
 @pytest.mark.parametrize("seed", range(CASES))
@@ -28,13 +35,13 @@ def test_operator_conforms_to_the_reference(operator: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(CASES))
-@pytest.mark.parametrize("operator", INT8_OPERATORS)
+@pytest.mark.parametrize("operator", EIGHTS)
 def test_int8_operator_conforms_to_the_reference(operator: str, seed: int) -> None:
     assert _failures(operator, seed) == {}
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("operator", [*OPERATORS, *INT8_OPERATORS])
+@pytest.mark.parametrize("operator", [*OPERATORS, *EIGHTS])
 def test_operator_conforms_to_the_reference_on_many_cases(operator: str) -> None:
     failures = {seed: _failures(operator, seed) for seed in DEEP_CASES}
     assert {seed: found for seed, found in failures.items() if found} == {}
@@ -42,10 +49,10 @@ def test_operator_conforms_to_the_reference_on_many_cases(operator: str) -> None
 
 def _failures(operator: str, seed: int) -> dict[str, list[str]]:
     """What is wrong, by backend."""
-    run = OPERATORS.get(operator) or INT8_OPERATORS[operator]
+    run = OPERATORS.get(operator) or EIGHTS[operator]
     want = run(ReferenceBackend(), seed)
     backends = {name: make() for name, make in BACKENDS.items()}
-    if operator in INT8_OPERATORS:
+    if operator in EIGHTS:
         backends = {name: each for name, each in backends.items() if each.capabilities.int8}
     found = {name: differing(run(each, seed), want) for name, each in backends.items()}
     return {name: faults for name, faults in found.items() if faults}

@@ -109,3 +109,11 @@ def test_differences_in_words() -> None:
     sentence = Difference("prose", 3, 17, None).sentence()
     assert sentence == "prose, new token 3: token 17 expected, the end came"
     assert Difference("", 0, None, None, "a page is lost").sentence() == "a page is lost"
+
+
+def test_what_a_short_run_never_met_is_told() -> None:
+    short = report(FULL_RUN - 1, cache_hits=0, preemptions=0)
+    assert short.verdict().endswith(
+        "; no cache hits and no preemptions came up: --tokens compares more"
+    )
+    assert "came up" not in report(FULL_RUN - 1).verdict()

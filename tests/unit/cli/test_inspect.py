@@ -9,6 +9,7 @@ from surefoot.engine.models import silent
 from surefoot.errors import ModelError
 from surefoot.testing.tiny_models import TinySizes, make_tiny_config, write_tiny
 from tests.unit.cli.commands import Run
+from tests.unit.weights.compressed_files import to_compressed
 from tests.unit.weights.modelslim_files import DYNAMIC, FLOAT, to_modelslim
 
 KEYS = {
@@ -292,6 +293,28 @@ def test_the_form_of_weights_and_their_bytes(surefoot: Run, tmp_path: Path) -> N
     to_modelslim(folder, lambda name: DYNAMIC if name.endswith("down_proj.weight") else FLOAT)
     stored = surefoot("inspect", folder, "--json").json
     assert stored["weight_form"] == "modelslim"
+    down = 2 * 96 * 64
+    assert stored["bytes"]["weights"] == 4 * floats["parameters"] - 3 * down + 4 * 2 * 64
+
+
+def test_codes_of_four_bits_count_as_eight(surefoot: Run, tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path, "Qwen3ForCausalLM", hidden=256, inner=512)
+    eight, four = (
+        surefoot("inspect", folder, "--quantization", form, "--json").json
+        for form in ("w8a8", "w4a8")
+    )
+    scales = 2 * (2 * 512 * (256 // 128 - 1) + 256 * (512 // 128 - 1))
+    assert four["bytes"]["weights"] - eight["bytes"]["weights"] == 4 * scales
+    told = surefoot("inspect", folder, "--quantization", "w4a8").out
+    assert "in int8 (w4a8, whose 4 bits are kept in 8) and float32" in told
+
+
+def test_compressed_weights_are_counted_as_they_are_stored(surefoot: Run, tmp_path: Path) -> None:
+    folder = write_tiny(tmp_path, "Qwen3ForCausalLM", hidden=64, inner=96, vocab=300)
+    floats = surefoot("inspect", folder, "--json").json
+    to_compressed(folder, lambda name: name.endswith("down_proj.weight"))
+    stored = surefoot("inspect", folder, "--json").json
+    assert stored["weight_form"] == "compressed-tensors"
     down = 2 * 96 * 64
     assert stored["bytes"]["weights"] == 4 * floats["parameters"] - 3 * down + 4 * 2 * 64
 

@@ -25,6 +25,7 @@ from surefoot.errors import SettingError
 from surefoot.llm import LLM
 from surefoot.model.registry import FAMILIES
 from surefoot.params import SamplingParams
+from surefoot.testing.tiny_dsa import write_tiny_dsa
 from surefoot.testing.tiny_hybrids import HYBRIDS, write_tiny_hybrid
 from surefoot.testing.tiny_latents import write_tiny_latents
 from surefoot.testing.tiny_models import (
@@ -33,7 +34,7 @@ from surefoot.testing.tiny_models import (
     make_tiny_config,
     write_tiny,
 )
-from surefoot.weights.int8 import made_int8
+from surefoot.weights.int8 import made_int4, made_int8
 from surefoot.weights.taker import Int8Form
 from tests.unit.weights.modelslim_files import DYNAMIC, FLOAT, to_modelslim
 
@@ -42,22 +43,31 @@ MODELS: dict[str, Write] = {
     **{name: lambda folder, name=name: write_tiny(folder, name) for name in ARCHITECTURES},  # type: ignore[misc]
     "tied": lambda folder: write_tiny(folder, "LlamaForCausalLM", tied=True),
     **{name: lambda folder, name=name: write_tiny_hybrid(folder, name) for name in HYBRIDS},  # type: ignore[misc]
+    "groups": lambda folder: write_tiny(folder, "LlamaForCausalLM", hidden=96, inner=160),
     "latents": write_tiny_latents,
     "latents without a head": lambda folder: write_tiny_latents(folder, mtp=False),
+    "chosen": write_tiny_dsa,
+    "chosen without a head": lambda folder: write_tiny_dsa(folder, mtp=False),
 }
 
 
-def load_int8(folder: Path, backend: CpuBackend | ReferenceBackend | None = None) -> LoadedModel:
+def load_int8(
+    folder: Path, backend: CpuBackend | ReferenceBackend | None = None, form: str = "w8a8"
+) -> LoadedModel:
     made = backend or CpuBackend()
-    return load_on("tiny", folder, made, "float32", silent, quantization="w8a8")
+    return load_on("tiny", folder, made, "float32", silent, quantization=form)
 
 
+@pytest.mark.parametrize(("quantization", "right"), [("w8a8", made_int8), ("w4a8", made_int4)])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_description_says_how_much_becomes_int8(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    quantization: str,
+    right: Callable[[re.Pattern[str]], Int8Form],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: dict[str, Int8Weight] = {}
-    right = made_int8
 
     def noted(names: re.Pattern[str]) -> Int8Form:
         make = right(names)
@@ -70,13 +80,25 @@ def test_the_description_says_how_much_becomes_int8(
 
         return form
 
-    monkeypatch.setattr(forms, "made_int8", noted)
-    target = load_int8(MODELS[name](tmp_path))
+    monkeypatch.setattr(forms, "made_int8" if quantization == "w8a8" else "made_int4", noted)
+    target = load_int8(MODELS[name](tmp_path), form=quantization)
     described = target.model.description.linears
+    described = described if quantization == "w8a8" else described.in_four()
     assert described.numbers == sum(weight.values.numel() for weight in made.values()) > 0
     assert described.outputs == sum(weight.scales.numel() for weight in made.values())
     assert described.copied == (made["lm_head.weight"].values.numel() if name == "tied" else 0)
-    assert target.form == "w8a8"
+    assert target.form == quantization
+
+
+def test_groups_are_kept_once_and_apart(tmp_path: Path) -> None:
+    folder = write_tiny(
+        tmp_path, "LlamaForCausalLM", vocab=256, hidden=256, inner=512, heads=4, head_dim=64
+    )
+    target, eight = load_int8(folder, form="w4a8"), load_int8(folder)
+    # 4 bytes more for each group to take off what the kernel adds to the codes of inputs.
+    assert target.weight_bytes <= held(target.model) < 1.1 * target.weight_bytes
+    more = 2 * (2 * 512 * 1 + 256 * 3)
+    assert target.weight_bytes - eight.weight_bytes == 4 * more
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -194,5 +216,5 @@ def test_answers_are_the_same_with_drafts_and_without(device: str, tmp_path: Pat
 
 
 def test_an_unknown_way_is_refused() -> None:
-    with pytest.raises(SettingError, match="quantization: 'w4a8' is unknown; known are w8a8"):
-        make_config(quantization="w4a8")
+    with pytest.raises(SettingError, match="'w4a4' is unknown; known are w8a8, w4a8"):
+        make_config(quantization="w4a4")

@@ -46,7 +46,7 @@ def scripts() -> dict[str, Script]:
     }
 
 
-@pytest.mark.parametrize("name", ["llama", "hybrid", "hybrid experts", "latents"])
+@pytest.mark.parametrize("name", ["llama", "hybrid", "hybrid experts", "latents", "chosen"])
 def test_bits_do_not_depend_on_the_cut(name: str, tmp_path: Path) -> None:
     backend = CpuBackend(bitwise=True)
     model = load(name, tmp_path, backend)

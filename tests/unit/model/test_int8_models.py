@@ -20,6 +20,7 @@ from surefoot.model import deepseek_v4_weights, qwen3_5_weights
 from surefoot.model.layers import weights as joining
 from surefoot.model.registry import FAMILIES
 from surefoot.step import Batch, Row, Step
+from surefoot.testing.tiny_dsa import TinyDsaSizes, write_tiny_dsa
 from surefoot.testing.tiny_hybrids import write_tiny_hybrid
 from surefoot.testing.tiny_latents import write_tiny_latents
 from surefoot.testing.tiny_models import write_tiny
@@ -40,6 +41,9 @@ QUANT_ERROR = 0.2
 lie nearer; with random weights, now and then another expert is chosen."""
 GARBAGE = 0.4
 """How far they lie at least where a fault is planted."""
+
+CHOSEN = TinyDsaSizes(index_chosen=64)
+"""All positions are chosen, as int8 may well choose others."""
 
 Write = Callable[[Path], Path]
 
@@ -64,8 +68,15 @@ MODELS: dict[str, Write] = {
     "hybrid experts": lambda folder: write_hybrid(folder, "Qwen3_5MoeForConditionalGeneration"),
     "next": lambda folder: write_hybrid(folder, "Qwen3NextForCausalLM"),
     "latents": write_latents,
+    "chosen": lambda folder: write_tiny_dsa(folder, CHOSEN),
 }
-WITH_HEADS = ("hybrid", "hybrid experts", "latents")
+HEADS = {
+    "hybrid": "mtp.",
+    "hybrid experts": "mtp.",
+    "latents": "mtp.",
+    "chosen": f"model.layers.{CHOSEN.layers}.",
+}
+"""Draft heads, by the beginning of their tensors' names."""
 
 
 def linears(folder_model: str) -> Decide:
@@ -75,6 +86,7 @@ def linears(folder_model: str) -> Decide:
         "hybrid": "Qwen3_5ForCausalLM",
         "hybrid experts": "Qwen3_5ForCausalLM",
         "next": "Qwen3NextForCausalLM",
+        "chosen": "DeepseekV32ForCausalLM",
     }.get(folder_model, "LlamaForCausalLM")
     pattern = FAMILIES[architecture].int8_linears
     assert pattern is not None
@@ -194,19 +206,24 @@ def _renamed(name: str, names: dict[str, str]) -> str:
     return stored
 
 
-MIXES: dict[str, Decide] = {
+MIXES: dict[str, Callable[[bool], str]] = {
     "all int8": lambda _: DYNAMIC,
-    "body int8, head floats": lambda name: FLOAT if name.startswith("mtp.") else DYNAMIC,
-    "body floats, head int8": lambda name: DYNAMIC if name.startswith("mtp.") else FLOAT,
+    "body int8, head floats": lambda of_head: FLOAT if of_head else DYNAMIC,
+    "body floats, head int8": lambda of_head: DYNAMIC if of_head else FLOAT,
 }
+"""What is decided for a tensor of the draft head or of the body."""
 
 
 @pytest.mark.parametrize("mix", MIXES)
-@pytest.mark.parametrize("name", WITH_HEADS)
+@pytest.mark.parametrize("name", HEADS)
 def test_body_and_draft_head_are_decided_apart(name: str, mix: str, copied: Get) -> None:
     folder, decide = copied(name), linears(name)
     exact = said(loaded(folder))
-    to_modelslim(folder, lambda own: MIXES[mix](own) if decide(own) == DYNAMIC else FLOAT)
+
+    def mixed(own: str) -> str:
+        return MIXES[mix](own.startswith(HEADS[name])) if decide(own) == DYNAMIC else FLOAT
+
+    to_modelslim(folder, mixed)
     got = said(loaded(folder))
     assert (apart(got[0], exact[0]) > 0) == mix.startswith(("all", "body int8"))
     assert apart(got[0], exact[0]) < QUANT_ERROR

@@ -152,8 +152,8 @@ NO_FLOATS = r"'a\.weight' is stored as int8, which is not read without its scale
     [
         (forget("c.weight"), r"description.json says nothing of tensor 'c.weight'"),
         (
-            say("c.weight", "W4A8_DYNAMIC"),
-            r"says 'W4A8_DYNAMIC' of tensor 'c.weight', which is not",
+            say("c.weight", "W4A4_DYNAMIC"),
+            r"says 'W4A4_DYNAMIC' of tensor 'c.weight', which is not",
         ),
         (say("b.bias", "C8"), r"says 'C8' of tensor 'b.bias'"),
         (

@@ -15,6 +15,7 @@ from surefoot.backend.ascend.choose import choose
 from surefoot.backend.ascend.delta import fold_delta
 from surefoot.backend.ascend.experts import AscendExperts, FloatGroups, Groups
 from surefoot.backend.ascend.graph import AscendRecording
+from surefoot.backend.ascend.group_scales import GroupScaledExperts, GroupScaledLinear
 from surefoot.backend.ascend.heads import rms_norm, rotary
 from surefoot.backend.ascend.int8 import Int8Groups, Int8Linear
 from surefoot.backend.ascend.limits import beyond_limits
@@ -109,7 +110,8 @@ class AscendBackend(PlainStreams, PlainRouters):
     def pack_linear(self, weight: Weight, bias: Tensor | None) -> Linear:
         """See Backend."""
         if isinstance(weight, Int8Weight):
-            return Int8Linear.of(weight, bias, self.device, self._vendor)
+            form = GroupScaledLinear if weight.groups else Int8Linear
+            return form.of(weight, bias, self.device, self._vendor)
         moved = None if bias is None else bias.to(self.device)
         return AscendLinear(weight.to(self.device), moved, self._vendor)
 
@@ -126,7 +128,8 @@ class AscendBackend(PlainStreams, PlainRouters):
 
     def _groups(self, weight: Weight) -> Groups:
         if isinstance(weight, Int8Weight):
-            return Int8Groups.of(weight, self.device, self._vendor)
+            form = GroupScaledExperts if weight.groups else Int8Groups
+            return form.of(weight, self.device, self._vendor)
         return FloatGroups(weight.to(self.device).mT.contiguous(), self._vendor)
 
     def pack_angles(

@@ -33,6 +33,7 @@ _COMPOSED = (
     "enter_streams",
     "write_streams",
     "gated_norm",
+    "int8 with scales by groups",
 )
 
 

@@ -17,7 +17,8 @@ from surefoot.backend.blockwise.blocks import DeltaShape
 from surefoot.backend.blockwise.linear import PlainGated
 from surefoot.backend.blockwise.recurrent import least_new_width
 from surefoot.backend.cpu.experts import CompiledExperts, LimitedGated
-from surefoot.backend.cpu.int8 import Int8Gated, Int8Linear
+from surefoot.backend.cpu.grouped import pack_int8
+from surefoot.backend.cpu.int8 import Int8Gated
 from surefoot.backend.cpu.kernels import choose as choosing
 from surefoot.backend.cpu.kernels import prepare_kernels, routed, rowwise
 from surefoot.backend.cpu.kernels import streams as mixed
@@ -64,7 +65,7 @@ class CpuBackend(BlockwiseBackend):
     def pack_linear(self, weight: Weight, bias: Tensor | None) -> Linear:
         """See Backend."""
         if isinstance(weight, Int8Weight):
-            return Int8Linear.pack(weight, bias)
+            return pack_int8(weight, bias)
         if self.capabilities.bitwise:
             return self.invariant.pack(weight, bias)
         return pack_fast(weight, bias)
@@ -74,7 +75,7 @@ class CpuBackend(BlockwiseBackend):
     ) -> Callable[[Tensor], Tensor]:
         """See Backend."""
         if isinstance(weight, Int8Weight):
-            return Int8Gated(Int8Linear.pack(weight, bias), limit)
+            return Int8Gated(pack_int8(weight, bias), limit)
         both, width = self.pack_linear(weight, bias), weight.shape[0] // 2
         if limit < math.inf:
             fits = weight.dtype == torch.float32

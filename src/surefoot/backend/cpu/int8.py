@@ -7,6 +7,7 @@ kernel, where the processor has an instruction for it, more through the framewor
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,7 @@ Floats = npt.NDArray[np.float32]
 Sums = npt.NDArray[np.int32]
 _NO_FLOATS = np.empty(0, np.float32)
 _NO_SUMS = np.empty(0, np.int32)
-_NO_STREAM = np.empty((0, 0), np.float32)
+NO_STREAM = np.empty((0, 0), np.float32)
 
 
 @dataclass(frozen=True)
@@ -81,11 +82,11 @@ class Int8Linear:
             return stream + self(x)
         return self.exact(x, stream.contiguous().numpy())
 
-    def exact(self, x: Tensor, stream: Floats = _NO_STREAM) -> Tensor:
+    def exact(self, x: Tensor, stream: Floats = NO_STREAM) -> Tensor:
         """Results in float32, whatever the type of x, added to `stream` if one is given."""
         rows, outputs = x.shape[0], len(self.scales)
         assert x.shape[1] == self.inputs, f"{x.shape[1]} inputs came, and {self.inputs} are wanted"
-        assert stream is _NO_STREAM or stream.shape == (rows, outputs), "streams do not fit"
+        assert stream is NO_STREAM or stream.shape == (rows, outputs), "streams do not fit"
         inputs, out = x.float().contiguous().numpy(), torch.empty(rows, outputs)
         if 0 < rows <= self.few_rows:
             dots.int8_linear(
@@ -110,6 +111,14 @@ class Int8Linear:
         return out
 
 
+class Exact(Protocol):
+    """A linear in int8 as it comes out of its sums."""
+
+    def exact(self, x: Tensor) -> Tensor:
+        """Results in float32, whatever the type of x."""
+        ...
+
+
 @dataclass(frozen=True)
 class Int8Gated:
     """silu(gate) * up in float32; see Backend.pack_gated.
@@ -119,7 +128,7 @@ class Int8Gated:
         limit: where gate and up are cut off.
     """
 
-    both: Int8Linear
+    both: Exact
     limit: float
 
     def __call__(self, x: Tensor) -> Tensor:

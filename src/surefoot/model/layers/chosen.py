@@ -24,6 +24,7 @@ from surefoot.model.layers.attention import Angles, paired_order
 from surefoot.model.layers.finite import finite_drafts
 from surefoot.state.pool import Pools
 from surefoot.step import Batch
+from surefoot.weights.counts import Linears
 
 LATENT_EPS = 1e-6
 """Of the norms inside attention, whatever the config says of the others."""
@@ -63,6 +64,12 @@ class ChosenSizes:
         spread = self.heads * (self.plain + self.value) * self.rank
         return queries + latents + spread + self.heads * self.value * hidden
 
+    def linears(self, hidden: int) -> Linears:
+        """What W8A8 makes int8, the indexer aside."""
+        inward = Linears.of(hidden, self.query_rank, self.rank + self.turned)
+        queries = Linears.of(self.query_rank, self.heads * (self.plain + self.turned))
+        return inward + queries + Linears.of(self.heads * self.value, hidden)
+
 
 @dataclass(frozen=True)
 class IndexSizes:
@@ -83,6 +90,10 @@ class IndexSizes:
     def parameters(self, hidden: int, query_rank: int) -> int:
         """How many numbers the weights are."""
         return self.heads * (self.size * query_rank + hidden) + self.size * (hidden + 2)
+
+    def linears(self, query_rank: int) -> Linears:
+        """What W8A8 makes int8: the queries."""
+        return Linears.of(query_rank, self.heads * self.size)
 
     def order(self, turned: int) -> Tensor:
         """Order of a head's numbers that makes the backend's rotation that of its first ones.

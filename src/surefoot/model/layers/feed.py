@@ -25,7 +25,7 @@ class DenseSizes:
 
     def linears(self, hidden: int) -> Linears:
         """What W8A8 makes int8."""
-        return Linears.of(hidden, self.inner, self.inner) + Linears.of(self.inner, hidden)
+        return Linears.feed(hidden, self.inner)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from surefoot.backend.operands import LEAST_SUM
 from surefoot.backend.protocol import Backend, Experts, Linear
+from surefoot.model.layers.feed import DenseSizes
 from surefoot.step import Batch
+from surefoot.weights.counts import Linears
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,11 @@ class GroupedSizes:
         """How many numbers the weights are."""
         wide = self.experts * self.inner + self.shared
         return (3 * wide + self.experts) * hidden + self.experts
+
+    def linears(self, hidden: int) -> Linears:
+        """What W8A8 makes int8: not the router."""
+        expert, shared = (DenseSizes(inner).linears(hidden) for inner in (self.inner, self.shared))
+        return expert * self.experts + shared
 
 
 @dataclass(frozen=True)

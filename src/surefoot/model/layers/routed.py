@@ -36,8 +36,7 @@ class RoutedSizes:
 
     def linears(self, hidden: int) -> Linears:
         """What W8A8 makes int8: not the router."""
-        expert = Linears.of(hidden, self.inner, self.inner) + Linears.of(self.inner, hidden)
-        return expert * (self.experts + 1)
+        return Linears.feed(hidden, self.inner) * (self.experts + 1)
 
 
 @dataclass(frozen=True)

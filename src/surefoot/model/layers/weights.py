@@ -123,6 +123,8 @@ def _form(weight: Weight) -> str:
     """How it is stored, in words."""
     if not isinstance(weight, Int8Weight):
         return "in floats"
+    if weight.groups:
+        return f"in int8 with scales for {weight.groups} groups of inputs"
     if weight.fixed is None:
         return "in int8"
     return f"in int8 for inputs of scale {weight.fixed.scale} and offset {weight.fixed.offset}"
@@ -141,6 +143,29 @@ class Beside:
     def add(self, x: Tensor, stream: Tensor) -> Tensor:
         """See Linear."""
         return stream + self(x)
+
+
+@dataclass(frozen=True)
+class Reordered:
+    """A linear whose input comes in another order than its weight has."""
+
+    linear: Linear
+    places: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map [T, inputs] to [T, outputs]; the weight's input i is `places[i]` of x."""
+        return self.linear(x[:, self.places])
+
+    def add(self, x: Tensor, stream: Tensor) -> Tensor:
+        """See Linear."""
+        return self.linear.add(x[:, self.places], stream)
+
+
+def pack_reordered(backend: Backend, weight: Weight, order: Tensor) -> Linear:
+    """A linear for inputs in a new order; its weight takes that on unless groups forbid it."""
+    if not isinstance(weight, Int8Weight) or not weight.groups:
+        return backend.pack_linear(pick_columns(weight, order), None)
+    return Reordered(backend.pack_linear(weight, None), order.argsort().to(backend.device))
 
 
 def pack_beside(backend: Backend, weights: Sequence[Weight]) -> Linear:

@@ -14,6 +14,8 @@ from surefoot.backend.cpu.kernels import (
     chosen,
     delta,
     dots,
+    grouped,
+    grouped_dots,
     int8,
     latents,
     rowwise,
@@ -22,8 +24,8 @@ from surefoot.backend.cpu.kernels import (
 )
 from surefoot.backend.cpu.kernels.compile import Kernel
 
-_EVERYWHERE = (attention, choose, chosen, delta, int8, latents, rowwise, streams, writes)
-_MODULES = (*_EVERYWHERE, dots) if dots.HAS_DOTS else _EVERYWHERE
+_EVERYWHERE = (attention, choose, chosen, delta, grouped, int8, latents, rowwise, streams, writes)
+_MODULES = (*_EVERYWHERE, dots, grouped_dots) if dots.HAS_DOTS else _EVERYWHERE
 
 
 def prepare_kernels(progress: Callable[[str], None]) -> None:
