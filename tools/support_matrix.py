@@ -7,27 +7,52 @@ python tools/support_matrix.py --write    puts it into README.md
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from surefoot.backend import BACKENDS, EMULATIONS
-from surefoot.config import DRAFTERS
+from surefoot.backend import BACKENDS, EMULATIONS, make_backend
+from surefoot.config import DRAFTERS, QUANTIZATIONS
+from surefoot.errors import SettingError
 from surefoot.model.registry import FAMILIES
 
 README = Path(__file__).parents[1] / "README.md"
+RUN_HERE = ("cpu", "reference")
+"""What the project's own tests run."""
 BEGIN, END = "<!-- support matrix: begin -->", "<!-- support matrix: end -->"
 
 
 def matrix() -> str:
-    """Architectures by backends and draft heads, and the drafters."""
+    """Architectures by backends, quantisation and draft heads; drafters, and where int8 runs."""
     backends = list(BACKENDS)
-    columns = ["architecture", *backends, "draft head"]
+    columns = ["architecture", *backends, "quantization", "draft head"]
     lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
     for name, family in sorted(FAMILIES.items()):
-        heads = ", ".join(f"`{head}`" for head in family.draft_heads) or "-"
-        tested = [" contract-tested |" if each in EMULATIONS else " yes |" for each in backends]
-        lines.append(f"| {name} |{''.join(tested)} {heads} |")
-    drafters = ", ".join(f"`{name}`" for name in DRAFTERS if name not in ("auto", "none", "mtp"))
-    return "\n".join([*lines, "", f"Drafters for all of them: {drafters}, and plug-ins."])
+        heads = _listed(family.draft_heads)
+        forms = _listed(() if family.int8_linears is None else QUANTIZATIONS)
+        tested = [f" {_how_tested(each)} |" for each in backends]
+        lines.append(f"| {name} |{''.join(tested)} {forms} | {heads} |")
+    drafters = _listed([name for name in DRAFTERS if name not in ("auto", "none", "mtp")])
+    lines += ["", f"Drafters for all of them: {drafters}, and plug-ins."]
+    where = ", ".join(filter(_has_int8, backends))
+    return "\n".join([*lines, f"Quantised weights, made or stored: on {where}."])
+
+
+def _how_tested(device: str) -> str:
+    if device in EMULATIONS:
+        return "contract-tested"
+    return "yes" if device in RUN_HERE else "not tested"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names) or "-"
+
+
+def _has_int8(device: str) -> bool:
+    """What no test here can run is not claimed."""
+    try:
+        return make_backend(device, None, emulate=device in EMULATIONS).capabilities.int8
+    except SettingError:
+        return False
 
 
 def with_matrix(text: str) -> str:
