@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,18 +11,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from surefoot.backend.protocol import Backend
 from surefoot.config import make_config
 from surefoot.engine.models import load
-from surefoot.ids import PageId, SlotId
-from surefoot.model.model import DraftHead, Model
-from surefoot.state.pool import Pools
-from surefoot.step import Batch, Row, Step
 from tests.parity.dsa import MODELS, Composed, logits, save
+from tests.parity.ours import Ours
 from tests.parity.test_logits import BACKENDS, CUTS, TOLERANCE, furthest
 from tests.unit.backend.cuts import Machine, Setting, rejecting, same_bits, sequences_of
 from tests.unit.model.models import Logits
-from tests.unit.model.settling import make_pools
 
 LENGTHS = (60, 1, 12, 35)
 
@@ -75,46 +69,6 @@ def test_no_bit_depends_on_the_cut(known: Known) -> None:
 TOKENS = sequences_of(3, 97, (50,))[0]
 
 
-@dataclass(frozen=True)
-class Ours:
-    """Our model of the same weights and its head, with caches."""
-
-    model: Model
-    head: DraftHead
-    backend: Backend
-    pools: Pools
-
-    @staticmethod
-    def load(folder: Path) -> Ours:
-        loaded = load(str(folder), make_config(dtype="float32"))
-        setting = Setting([TOKENS], page_tokens=8, depth=3)
-        assert loaded.model.draft_head is not None
-        pools = make_pools(loaded.model, loaded.backend, setting, pages=8, slots=1)
-        return Ours(loaded.model, loaded.model.draft_head, loaded.backend, pools)
-
-    def batch(self, tokens: Sequence[int], first: int, certain: int) -> Batch:
-        table = [PageId(page) for page in range(1, 9)]
-        row = Row(tokens, first, certain, table, SlotId(1), min(first, 1), len(tokens), first)
-        return Step.of([row], 8).build(self.backend)
-
-    @torch.inference_mode()
-    def hidden(self) -> Tensor:
-        batch = self.batch(TOKENS, 0, len(TOKENS))
-        return self.head.enter(self.model.forward(batch, self.pools))
-
-    @torch.inference_mode()
-    def run(
-        self, tokens: Sequence[int], first: int, hidden: Tensor, deeper: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        step = self.head.deepen if deeper else self.head.forward
-        states = step(self.batch(tokens, first, 0), hidden, self.pools)
-        return states, self.head.logits(states)
-
-    @torch.inference_mode()
-    def catch_up(self, tokens: Sequence[int], first: int, hidden: Tensor) -> None:
-        self.head.catch_up(self.batch(tokens, first, len(tokens)), hidden, self.pools)
-
-
 @pytest.fixture(scope="module", params=["deepseek", "deepseek, yarn", "glm"])
 def both(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -125,7 +79,7 @@ def both(
 
 
 def test_the_first_draft_has_the_composed_logits(both: tuple[Composed, Path]) -> None:
-    composed, ours = both[0], Ours.load(both[1])
+    composed, ours = both[0], Ours.load(both[1], TOKENS)
     states, logits = composed.run(TOKENS[1:], composed.hidden(TOKENS)[:-1])
     got_states, got = ours.run(TOKENS[1:], 1, ours.hidden()[:-1])
     assert 0.3 < logits.std().item() < 3
@@ -133,7 +87,7 @@ def test_the_first_draft_has_the_composed_logits(both: tuple[Composed, Path]) ->
 
 
 def test_deeper_drafts_have_the_composed_logits(both: tuple[Composed, Path]) -> None:
-    composed, ours = both[0], Ours.load(both[1])
+    composed, ours = both[0], Ours.load(both[1], TOKENS)
     hidden, own = composed.hidden(TOKENS)[:-1], ours.hidden()
     ours.catch_up(TOKENS[1:-1], 1, own[:-2])
     states, logits = ours.run(TOKENS[-1:], len(TOKENS) - 1, own[-2:-1])
@@ -150,7 +104,7 @@ def test_deeper_drafts_may_look_where_the_first_has_looked(tmp_path: Path) -> No
     composed = Composed.beside(MODELS["glm"]())
     tensors = composed.tensors()
     folder = save(composed.oracle, tmp_path, tensors, index_share_for_mtp_iteration=True)
-    ours = Ours.load(folder)
+    ours = Ours.load(folder, TOKENS)
     hidden, own = composed.hidden(TOKENS)[:-1], ours.hidden()
     ours.catch_up(TOKENS[1:-1], 1, own[:-2])
     states, logits = ours.run(TOKENS[-1:], len(TOKENS) - 1, own[-2:-1])

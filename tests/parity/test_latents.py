@@ -11,19 +11,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from surefoot.backend.protocol import Backend
 from surefoot.config import make_config
 from surefoot.engine.models import load
-from surefoot.ids import PageId, SlotId
-from surefoot.model.model import DraftHead, Model
-from surefoot.state.pool import Pools
-from surefoot.step import Batch, Row, Step
 from tests.parity.latents import LATENTS, Composed, save
 from tests.parity.oracle import logits_of
+from tests.parity.ours import Ours
 from tests.parity.test_logits import BACKENDS, CUTS, TOLERANCE, furthest
 from tests.unit.backend.cuts import Machine, Setting, rejecting, same_bits, sequences_of
 from tests.unit.model.models import Logits
-from tests.unit.model.settling import make_pools
 
 LENGTHS: Mapping[str, Sequence[int]] = {"real ratios": (270, 5, 131)}
 PAGES: Mapping[str, int] = {"real ratios": 128}
@@ -83,42 +78,6 @@ def test_nothing_of_nine_tokens_that_are_rejected_is_left(known: Known) -> None:
 TOKENS = sequences_of(3, 97, (37,))[0]
 
 
-@dataclass(frozen=True)
-class Ours:
-    """Our model of the same weights and its head, with caches."""
-
-    model: Model
-    head: DraftHead
-    backend: Backend
-    pools: Pools
-
-    @staticmethod
-    def load(folder: Path) -> Ours:
-        loaded = load(str(folder), make_config(dtype="float32"))
-        setting = Setting([TOKENS], page_tokens=8, depth=3)
-        assert loaded.model.draft_head is not None
-        pools = make_pools(loaded.model, loaded.backend, setting, pages=8, slots=1)
-        return Ours(loaded.model, loaded.model.draft_head, loaded.backend, pools)
-
-    def batch(self, tokens: Sequence[int], first: int, certain: int) -> Batch:
-        table = [PageId(page) for page in range(1, 9)]
-        row = Row(tokens, first, certain, table, SlotId(1), min(first, 1), len(tokens), first)
-        return Step.of([row], 8).build(self.backend)
-
-    @torch.inference_mode()
-    def hidden(self) -> Tensor:
-        return self.model.forward(self.batch(TOKENS, 0, len(TOKENS)), self.pools)
-
-    @torch.inference_mode()
-    def run(self, tokens: Sequence[int], first: int, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        states = self.head.forward(self.batch(tokens, first, 0), hidden, self.pools)
-        return states, self.head.logits(states)
-
-    @torch.inference_mode()
-    def catch_up(self, tokens: Sequence[int], first: int, hidden: Tensor) -> None:
-        self.head.catch_up(self.batch(tokens, first, len(tokens)), hidden, self.pools)
-
-
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Composed, Path]:
     composed = Composed.beside(LATENTS["small windows"]())
@@ -127,12 +86,12 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Composed, Path]:
 
 
 def test_the_model_hands_its_streams_to_the_head(both: tuple[Composed, Path]) -> None:
-    composed, ours = both[0], Ours.load(both[1])
+    composed, ours = both[0], Ours.load(both[1], TOKENS)
     assert furthest([ours.hidden()], [composed.streams(TOKENS)]) < TOLERANCE
 
 
 def test_the_first_draft_has_the_composed_logits(both: tuple[Composed, Path]) -> None:
-    composed, ours = both[0], Ours.load(both[1])
+    composed, ours = both[0], Ours.load(both[1], TOKENS)
     streams, logits = composed.run(TOKENS[1:], composed.streams(TOKENS)[:-1])
     got_streams, got = ours.run(TOKENS[1:], 1, ours.hidden()[:-1])
     assert 0.3 < logits.std().item() < 3
@@ -140,7 +99,7 @@ def test_the_first_draft_has_the_composed_logits(both: tuple[Composed, Path]) ->
 
 
 def test_deeper_drafts_have_the_composed_logits(both: tuple[Composed, Path]) -> None:
-    composed, ours = both[0], Ours.load(both[1])
+    composed, ours = both[0], Ours.load(both[1], TOKENS)
     hidden, own = composed.streams(TOKENS)[:-1], ours.hidden()
     ours.catch_up(TOKENS[1:-1], 1, own[:-2])
     states, logits = ours.run(TOKENS[-1:], len(TOKENS) - 1, own[-2:-1])

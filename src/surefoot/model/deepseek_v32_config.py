@@ -99,30 +99,30 @@ def read_config(config: Mapping[str, object]) -> ChosenConfig:
     """
     read = ConfigReader(config)
     _refuse_variants(read)
-    layers, rope, architecture = _count(read, "num_hidden_layers"), _rope(read), _name(read)
+    layers, rope, architecture = read.count("num_hidden_layers"), _rope(read), _name(read)
     routed = _routed(read)
     known = ChosenConfig(
         architecture=architecture,
-        vocab_size=_count(read, "vocab_size"),
-        hidden=_count(read, "hidden_size"),
-        max_positions=_count(read, "max_position_embeddings"),
+        vocab_size=read.count("vocab_size"),
+        hidden=read.count("hidden_size"),
+        max_positions=read.count("max_position_embeddings"),
         eps=read.number("rms_norm_eps"),
         kinds=_kinds(read, config, layers),
         feeds=_feeds(read, layers, routed),
         mtp_feed=routed,
         attention=ChosenSizes(
-            heads=_count(read, "num_attention_heads"),
-            plain=_count(read, "qk_nope_head_dim"),
-            turned=_count(read, "qk_rope_head_dim"),
-            value=_count(read, "v_head_dim"),
-            query_rank=_count(read, "q_lora_rank"),
-            rank=_count(read, "kv_lora_rank"),
+            heads=read.count("num_attention_heads"),
+            plain=read.count("qk_nope_head_dim"),
+            turned=read.count("qk_rope_head_dim"),
+            value=read.count("v_head_dim"),
+            query_rank=read.count("q_lora_rank"),
+            rank=read.count("kv_lora_rank"),
             sharpened=_sharpened(rope),
         ),
         index=IndexSizes(
-            heads=_count(read, "index_n_heads"),
-            size=_count(read, "index_head_dim"),
-            chosen=_count(read, "index_topk"),
+            heads=read.count("index_n_heads"),
+            size=read.count("index_head_dim"),
+            chosen=read.count("index_topk"),
             neighbours=read.flag("indexer_rope_interleave", _NEIGHBOURS[architecture]),
         ),
         theta=_theta(rope, read),
@@ -141,13 +141,6 @@ def _name(read: ConfigReader) -> str:
     if not names or names[0] not in _NEIGHBOURS:
         raise ModelError(f"config.json: architectures must be one of {ARCHITECTURES}, not {names}")
     return names[0]
-
-
-def _count(read: ConfigReader, name: str, default: int | None = None) -> int:
-    """A whole number of at least 1."""
-    if (count := read.integer(name, default)) < 1:
-        raise ModelError(f"config.json: {name} must be at least 1, not {count}")
-    return count
 
 
 def _refuse_variants(read: ConfigReader) -> None:
@@ -243,19 +236,19 @@ def _feeds(
             f"config.json: mlp_layer_types must name {layers} known kinds (dense, sparse), not "
             f"{len(named)} of {sorted(set(named))}"
         )
-    own = DenseSizes(_count(read, "intermediate_size")) if "dense" in named else None
+    own = DenseSizes(read.count("intermediate_size")) if "dense" in named else None
     return tuple(routed if kind == "sparse" or own is None else own for kind in named[:layers])
 
 
 def _routed(read: ConfigReader) -> GroupedSizes:
-    inner = _count(read, "moe_intermediate_size")
+    inner = read.count("moe_intermediate_size")
     sizes = GroupedSizes(
-        experts=_count(read, "n_routed_experts"),
-        chosen=_count(read, "num_experts_per_tok"),
-        groups=_count(read, "n_group", 1),
-        chosen_groups=_count(read, "topk_group", 1),
+        experts=read.count("n_routed_experts"),
+        chosen=read.count("num_experts_per_tok"),
+        groups=read.count("n_group", 1),
+        chosen_groups=read.count("topk_group", 1),
         inner=inner,
-        shared=inner * _count(read, "n_shared_experts"),
+        shared=inner * read.count("n_shared_experts"),
         renormalised=read.flag("norm_topk_prob", True),
         scale=read.number("routed_scaling_factor"),
     )

@@ -116,29 +116,29 @@ def read_config(config: Mapping[str, object]) -> LatentConfig:
     """
     read = ConfigReader(config)
     _refuse_variants(read)
-    layers, rates = _count(read, "num_hidden_layers"), _rates(read)
+    layers, rates = read.count("num_hidden_layers"), _rates(read)
     plain, compressed = _ropes(read)
     known = LatentConfig(
         architecture=read.strings("architectures")[0],
-        vocab_size=_count(read, "vocab_size"),
-        hidden=_count(read, "hidden_size"),
-        max_positions=_count(read, "max_position_embeddings"),
+        vocab_size=read.count("vocab_size"),
+        hidden=read.count("hidden_size"),
+        max_positions=read.count("max_position_embeddings"),
         eps=read.number("rms_norm_eps", 1e-6),
         kinds=_kinds(read, config, layers),
         routers=_routers(read, layers),
         attention=_attention(read, plain),
         streams=StreamSizes(
-            count=_count(read, "hc_mult"),
-            rounds=_count(read, "hc_sinkhorn_iters", 20),
+            count=read.count("hc_mult"),
+            rounds=read.count("hc_sinkhorn_iters", 20),
             eps=read.number("hc_eps", 1e-6),
         ),
         feed=_feed(read),
         sparse=Compressor(rates["compressed_sparse_attention"], overlapped=True),
         heavy=Compressor(rates["heavily_compressed_attention"], overlapped=False),
         indexer=IndexerSizes(
-            heads=_count(read, "index_n_heads"),
-            size=_count(read, "index_head_dim"),
-            chosen=_count(read, "index_topk"),
+            heads=read.count("index_n_heads"),
+            size=read.count("index_head_dim"),
+            chosen=read.count("index_topk"),
         ),
         theta=_theta(plain, read.number("rope_theta", 10000.0)),
         compressed_theta=_theta(compressed, read.number("compress_rope_theta", 160000.0)),
@@ -150,13 +150,6 @@ def read_config(config: Mapping[str, object]) -> LatentConfig:
     if SPARSE in known.kinds:
         make_partial_rotary(known.indexer.size, known.attention.rotated, known.theta, {})
     return known
-
-
-def _count(read: ConfigReader, name: str, default: int | None = None) -> int:
-    """A whole number of at least 1."""
-    if (count := read.integer(name, default)) < 1:
-        raise ModelError(f"config.json: {name} must be at least 1, not {count}")
-    return count
 
 
 def _ropes(read: ConfigReader) -> tuple[Mapping[str, object], Mapping[str, object]]:
@@ -270,17 +263,17 @@ def _rates(read: ConfigReader) -> dict[str, int]:
 
 
 def _attention(read: ConfigReader, rope: Mapping[str, object]) -> LatentSizes:
-    size, heads = _count(read, "head_dim"), _count(read, "num_attention_heads")
+    size, heads = read.count("head_dim"), read.count("num_attention_heads")
     outside = read.number("partial_rotary_factor", 64 / 512)
     share = ConfigReader(rope).number("partial_rotary_factor", outside)
     sizes = LatentSizes(
         heads=heads,
         size=size,
-        rotated=_count(read, "qk_rope_head_dim", round(size * share)),
-        query_rank=_count(read, "q_lora_rank"),
-        groups=_count(read, "o_groups"),
-        output_rank=_count(read, "o_lora_rank"),
-        window=_count(read, "sliding_window"),
+        rotated=read.count("qk_rope_head_dim", round(size * share)),
+        query_rank=read.count("q_lora_rank"),
+        groups=read.count("o_groups"),
+        output_rank=read.count("o_lora_rank"),
+        window=read.count("sliding_window"),
     )
     if heads % sizes.groups:
         raise ModelError(f"config.json: {heads} heads cannot form {sizes.groups} o_groups")
@@ -289,9 +282,9 @@ def _attention(read: ConfigReader, rope: Mapping[str, object]) -> LatentSizes:
 
 def _feed(read: ConfigReader) -> RoutedSizes:
     sizes = RoutedSizes(
-        experts=_count(read, "n_routed_experts"),
-        chosen=_count(read, "num_experts_per_tok"),
-        inner=_count(read, "moe_intermediate_size"),
+        experts=read.count("n_routed_experts"),
+        chosen=read.count("num_experts_per_tok"),
+        inner=read.count("moe_intermediate_size"),
         scale=read.number("routed_scaling_factor", 1.5),
         limit=read.number("swiglu_limit"),
     )

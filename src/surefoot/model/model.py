@@ -151,6 +151,12 @@ class ConfigReader:
             raise self._wrong(name, "a whole number", value)
         return value
 
+    def count(self, name: str, default: int | None = None) -> int:
+        """A whole number of at least 1."""
+        if (count := self.integer(name, default)) < 1:
+            raise ModelError(f"config.json: {name} must be at least 1, not {count}")
+        return count
+
     def number(self, name: str, default: float | None = None) -> float:
         """A number."""
         value = self._get(name, default)

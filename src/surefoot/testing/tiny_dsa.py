@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from surefoot.testing.seeded import SeededNumbers, codes_of, table_head
 from surefoot.testing.tiny_models import LEAST_TEXT_VOCAB, write_tokenizer
 
 DEEPSEEK, GLM = "DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"
@@ -192,8 +192,8 @@ class _Writer:
     def __init__(self, size: TinyDsaSizes, gain: float) -> None:
         """`gain` scales what layers add to the stream."""
         self._size, self._gain = size, gain
-        self._own = torch.Generator().manual_seed(2 * size.seed)
-        self._other = torch.Generator().manual_seed(2 * size.seed + 1)
+        self._numbers = SeededNumbers(size.seed, size.drift)
+        self._matrix, self._vector = self._numbers.matrix, self._numbers.vector
 
     def tensors(self, mtp: bool) -> Tensors:
         """Names and tensors."""
@@ -258,30 +258,16 @@ class _Writer:
             yield f"{name}{part}_proj.weight", self._matrix(inner, hidden)
         yield name + "down_proj.weight", self._matrix(hidden, inner, 1.5 * self._gain)
 
-    def _matrix(self, outputs: int, inputs: int, scale: float = 1.0) -> Tensor:
-        return self._normal(outputs, inputs) * (scale / math.sqrt(inputs))
-
-    def _vector(self, size: int) -> Tensor:
-        return self._normal(size) * 0.1
-
-    def _normal(self, *shape: int) -> Tensor:
-        own, other = (torch.randn(shape, generator=g) for g in (self._own, self._other))
-        return own.add(other, alpha=self._size.drift)
-
 
 def _table(
     tensors: dict[str, Tensor], size: TinyDsaSizes, dial: float, head: str
 ) -> dict[str, Tensor]:
     """The tensors that make a model the table plus dial times its layers; `head` is the draft's."""
-    codes = tensors["model.embed_tokens.weight"]
-    codes = codes / codes.pow(2).mean(dim=1, keepdim=True).sqrt()
-    order = torch.randperm(size.vocab, generator=torch.Generator().manual_seed(size.seed))
-    following = torch.empty_like(order).index_copy_(0, order, order.roll(-1))
-    table = torch.empty_like(codes).index_copy_(0, following, codes)
+    codes = codes_of(tensors["model.embed_tokens.weight"])
     changed = {
         "model.embed_tokens.weight": codes,
         "model.norm.weight": torch.ones(size.hidden),
-        "lm_head.weight": table * (size.sharpness / math.sqrt(size.hidden)),
+        "lm_head.weight": table_head(codes, size.seed, size.sharpness),
     }
     if head:
         join = tensors[head + "eh_proj.weight"] * dial

@@ -10,7 +10,6 @@ before it in the table, and whatever a layer adds to the stream is scaled.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from surefoot.testing.seeded import SeededNumbers, codes_of, table_head
 from surefoot.testing.tiny_models import LEAST_TEXT_VOCAB, write_tokenizer
 
 DENSE = "Qwen3_5ForCausalLM"
@@ -198,8 +198,8 @@ class _Writer:
         self._next = architecture == NEXT
         self._wrapped = architecture in _WRAPPERS
         self._sparse = self._next or "Moe" in architecture
-        self._own = torch.Generator().manual_seed(2 * size.seed)
-        self._other = torch.Generator().manual_seed(2 * size.seed + 1)
+        self._numbers = SeededNumbers(size.seed, size.drift)
+        self._matrix, self._vector = self._numbers.matrix, self._numbers.vector
 
     def tensors(self, mtp: bool) -> Tensors:
         """Names and tensors."""
@@ -278,37 +278,19 @@ class _Writer:
         yield name + "experts.gate_up_proj", torch.cat((torch.stack(gates), torch.stack(ups)), 1)
         yield name + "experts.down_proj", torch.stack(downs)
 
-    def _matrix(self, outputs: int, inputs: int, scale: float = 1.0) -> Tensor:
-        return self._normal(outputs, inputs) * (scale / math.sqrt(inputs))
-
-    def _vector(self, size: int) -> Tensor:
-        return self._normal(size) * 0.1
-
-    def _normal(self, *shape: int) -> Tensor:
-        own, other = (torch.randn(shape, generator=g) for g in (self._own, self._other))
-        return own.add(other, alpha=self._size.drift)
-
-
-def next_in_table(size: TinyHybridSizes) -> Tensor:
-    """[vocab] the token that the table of a dial model has after each token: one long cycle."""
-    order = torch.randperm(size.vocab, generator=torch.Generator().manual_seed(size.seed))
-    return torch.empty_like(order).index_copy_(0, order, order.roll(-1))
-
 
 def _table(
     tensors: Mapping[str, Tensor], architecture: str, size: TinyHybridSizes, dial: float, mtp: bool
 ) -> dict[str, Tensor]:
     """The tensors that make a model the table plus dial times its layers."""
     trunk = "model.language_model." if architecture in _WRAPPERS else "model."
-    codes = tensors[trunk + "embed_tokens.weight"]
-    codes = codes / codes.pow(2).mean(dim=1, keepdim=True).sqrt()
+    codes = codes_of(tensors[trunk + "embed_tokens.weight"])
     changed = {
         trunk + "embed_tokens.weight": codes,
         trunk + "norm.weight": torch.zeros(size.hidden),
     }
     if not size.tied:
-        head = torch.empty_like(codes).index_copy_(0, next_in_table(size), codes)
-        changed["lm_head.weight"] = head * (size.sharpness / math.sqrt(size.hidden))
+        changed["lm_head.weight"] = table_head(codes, size.seed, size.sharpness)
     if mtp:
         changed |= _table_head(tensors, size, dial)
     return changed

@@ -8,7 +8,6 @@ equal streams as they are, so the code comes through to the end.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from surefoot.testing.seeded import SeededNumbers, codes_of, table_head
 from surefoot.testing.tiny_models import LEAST_TEXT_VOCAB, write_tokenizer
 
 ARCHITECTURE = "DeepseekV4ForCausalLM"
@@ -160,8 +160,8 @@ class _Writer:
     def __init__(self, size: TinyLatentSizes, gain: float) -> None:
         """`gain` scales what layers add to the streams."""
         self._size, self._gain = size, gain
-        self._own = torch.Generator().manual_seed(2 * size.seed)
-        self._other = torch.Generator().manual_seed(2 * size.seed + 1)
+        self._numbers = SeededNumbers(size.seed, size.drift)
+        self._matrix, self._vector = self._numbers.matrix, self._numbers.vector
 
     def tensors(self, mtp: bool) -> Tensors:
         """Names and tensors."""
@@ -211,7 +211,7 @@ class _Writer:
         ratio, halves = form
         for part in ("kv", "gate"):
             yield f"{name}{part}_proj.weight", self._matrix(halves * dim, self._size.hidden, 1.5)
-        yield name + "position_bias", self._normal(ratio, halves * dim)
+        yield name + "position_bias", self._numbers.normal(ratio, halves * dim)
         yield name + "kv_norm.weight", 1.5 + self._vector(dim)
 
     def _indexer(self, name: str) -> Tensors:
@@ -223,20 +223,20 @@ class _Writer:
     def _connection(self, name: str) -> Tensors:
         size, gates = self._size, self._size.streams * (self._size.streams + 2)
         yield name + "fn", self._matrix(gates, size.streams * size.hidden)
-        yield name + "base", self._normal(gates)
+        yield name + "base", self._numbers.normal(gates)
         yield name + "scale", 1 + self._vector(3)
 
     def _stream_head(self, name: str) -> Tensors:
         size = self._size
         yield name + "hc_fn", self._matrix(size.streams, size.streams * size.hidden)
-        yield name + "hc_base", self._normal(size.streams)
+        yield name + "hc_base", self._numbers.normal(size.streams)
         yield name + "hc_scale", 1 + self._vector(1)
 
     def _experts(self, name: str, hashed: bool) -> Tensors:
         size = self._size
         yield name + "gate.weight", self._matrix(size.experts, size.hidden, 2)
         if hashed:
-            keys = torch.rand(size.vocab, size.experts, generator=self._own)
+            keys = torch.rand(size.vocab, size.experts, generator=self._numbers.own)
             yield name + "gate.tid2eid", keys.argsort(dim=1)[:, : size.chosen]
         else:
             yield name + "gate.e_score_correction_bias", self._vector(size.experts)
@@ -251,30 +251,16 @@ class _Writer:
         downs = [self._matrix(size.hidden, size.inner, outer) for _ in range(size.experts)]
         yield name + "experts.down_proj", torch.stack(downs)
 
-    def _matrix(self, outputs: int, inputs: int, scale: float = 1.0) -> Tensor:
-        return self._normal(outputs, inputs) * (scale / math.sqrt(inputs))
-
-    def _vector(self, size: int) -> Tensor:
-        return self._normal(size) * 0.1
-
-    def _normal(self, *shape: int) -> Tensor:
-        own, other = (torch.randn(shape, generator=g) for g in (self._own, self._other))
-        return own.add(other, alpha=self._size.drift)
-
 
 def _table(
     tensors: dict[str, Tensor], size: TinyLatentSizes, dial: float, mtp: bool
 ) -> dict[str, Tensor]:
     """The tensors that make a model the table plus dial times its layers."""
-    codes = tensors["model.embed_tokens.weight"]
-    codes = codes / codes.pow(2).mean(dim=1, keepdim=True).sqrt()
-    order = torch.randperm(size.vocab, generator=torch.Generator().manual_seed(size.seed))
-    following = torch.empty_like(order).index_copy_(0, order, order.roll(-1))
-    head = torch.empty_like(codes).index_copy_(0, following, codes)
+    codes = codes_of(tensors["model.embed_tokens.weight"])
     changed = {
         "model.embed_tokens.weight": codes,
         "model.norm.weight": torch.ones(size.hidden),
-        "lm_head.weight": head * (size.sharpness / math.sqrt(size.hidden)),
+        "lm_head.weight": table_head(codes, size.seed, size.sharpness),
     }
     if mtp:
         changed |= {

@@ -14,10 +14,10 @@ from surefoot.backend.cpu import CpuBackend
 from surefoot.engine.models import load_on, silent
 from surefoot.ids import PageId, SlotId
 from surefoot.step import Batch, Row, Step
+from surefoot.testing.seeded import next_in_table
 from surefoot.testing.tiny_hybrids import (
     HYBRIDS,
     TinyHybridSizes,
-    next_in_table,
     write_tiny_hybrid,
 )
 from surefoot.testing.tiny_models import LEAST_TEXT_VOCAB
@@ -73,7 +73,7 @@ def test_a_dial_at_zero_is_the_table(tmp_path: Path) -> None:
     write_tiny_hybrid(tmp_path, "Qwen3_5ForCausalLM", dial=0.0)
     tokens = sequences_of(1, 64, (COUNT,))[0]
     logits, _ = said(tmp_path, tokens)
-    table = next_in_table(TinyHybridSizes())
+    table = next_in_table(TinyHybridSizes().vocab, TinyHybridSizes().seed)
     assert torch.equal(logits.argmax(-1), table[torch.tensor(tokens[1:])])
     token, seen = 0, set()
     while token not in seen:
