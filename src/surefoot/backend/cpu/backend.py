@@ -23,6 +23,7 @@ from surefoot.backend.cpu.kernels import choose as choosing
 from surefoot.backend.cpu.kernels import prepare_kernels, routed, rowwise
 from surefoot.backend.cpu.kernels import streams as mixed
 from surefoot.backend.cpu.linear import FastGated, RowInvariant, pack_fast, pack_gated
+from surefoot.backend.cpu.pieces import PiecesGated, PiecesLinear, suits_unit
 from surefoot.backend.cpu.rows import CompiledRows, are_float32, run_delta
 from surefoot.backend.noise import NoiseKey
 from surefoot.backend.operands import (
@@ -66,6 +67,8 @@ class CpuBackend(BlockwiseBackend):
         """See Backend."""
         if isinstance(weight, Int8Weight):
             return pack_int8(weight, bias)
+        if suits_unit(weight):
+            return PiecesLinear.pack(weight, bias)
         if self.capabilities.bitwise:
             return self.invariant.pack(weight, bias)
         return pack_fast(weight, bias)
@@ -76,6 +79,8 @@ class CpuBackend(BlockwiseBackend):
         """See Backend."""
         if isinstance(weight, Int8Weight):
             return Int8Gated(pack_int8(weight, bias), limit)
+        if suits_unit(weight):
+            return PiecesGated.pack(weight, bias, limit)
         both, width = self.pack_linear(weight, bias), weight.shape[0] // 2
         if limit < math.inf:
             fits = weight.dtype == torch.float32

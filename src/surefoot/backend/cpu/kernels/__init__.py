@@ -18,6 +18,8 @@ from surefoot.backend.cpu.kernels import (
     grouped_dots,
     int8,
     latents,
+    matrix_unit,
+    pieces,
     rowwise,
     streams,
     writes,
@@ -25,7 +27,9 @@ from surefoot.backend.cpu.kernels import (
 from surefoot.backend.cpu.kernels.compile import Kernel
 
 _EVERYWHERE = (attention, choose, chosen, delta, grouped, int8, latents, rowwise, streams, writes)
-_MODULES = (*_EVERYWHERE, dots, grouped_dots) if dots.HAS_DOTS else _EVERYWHERE
+_WITH_DOTS = (dots, grouped_dots) if dots.HAS_DOTS else ()
+_ON_THE_UNIT = (pieces,) if matrix_unit.HAS_MATRIX_UNIT else ()
+_MODULES = (*_EVERYWHERE, *_WITH_DOTS, *_ON_THE_UNIT)
 
 
 def prepare_kernels(progress: Callable[[str], None]) -> None:
