@@ -4,11 +4,15 @@ step of n rows, each at most w tokens
 -> the smallest bucket (rows >= n, width >= w), or eager if there is none
 -> padded to rows + 1 rows and rows * width + 1 tokens, so that the last token is padding
 -> its numbers go into the tensors that the recording reads; replay; results are cut to n rows
+
+Where nothing has to be padded (`Capabilities.padded_recordings`), a size is recorded while a step
+of it is computed, once it has come often.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
@@ -19,9 +23,12 @@ from torch import Tensor
 from surefoot.backend.operands import LayoutBounds
 from surefoot.backend.protocol import Backend, Recording
 from surefoot.backend.row_operators import RowOperators
-from surefoot.step import Batch, Step
+from surefoot.step import Batch, Step, StepSize
 
 log = logging.getLogger(__name__)
+
+_MOST_TOKENS = 64  # a longer step is not held up by its calls
+_OFTEN = 3  # steps of a size before it is recorded, which takes as long as ten of them
 
 
 class Computed(NamedTuple):
@@ -208,6 +215,62 @@ class CapturedCall:
         return None
 
 
+class ExactCall:
+    """Replays a pass over steps of sizes that come often, and runs others eagerly."""
+
+    def __init__(
+        self, work: Pass, backend: Backend, most: int, longest_table: int, bounded: bool
+    ) -> None:
+        """Keep `most` recordings of `work`, the last ones used; see Capture."""
+        self._eager = EagerCall(work, backend)
+        self._most = most
+        self._bounds = LayoutBounds(longest_table, bounded)
+        self._met: Counter[StepSize] = Counter()
+        self._recorded: OrderedDict[StepSize, _Recorded | None] = OrderedDict()
+
+    def close(self) -> None:
+        """Let go of all recordings."""
+        self._recorded.clear()
+
+    def __call__(self, step: Step, *inputs: Tensor) -> Computed:
+        """See StepCall."""
+        size = step.size
+        if size in self._recorded:
+            self._recorded.move_to_end(size)
+            held = self._recorded[size]
+            return self._eager(step, *inputs) if held is None else _replayed(held, step, inputs)
+        if size.tokens > _MOST_TOKENS or self._met[size] < _OFTEN:
+            self._met[size] += 1
+            return self._eager(step, *inputs)
+        return self._record(size, step, inputs)
+
+    def _record(self, size: StepSize, step: Step, inputs: Sequence[Tensor]) -> Computed:
+        """Compute a step and record it, if that can be done."""
+        work, backend = self._eager.work, self._eager.backend
+        batch, mine = step.build(backend), [given.clone() for given in inputs]
+
+        def run(rows: RowOperators) -> Sequence[Tensor]:
+            return work(replace(batch, rows=rows), mine)
+
+        recording = backend.record(step.layout(), self._bounds, (*batch.filled, *mine), run)
+        if recording is None:
+            self._recorded[size] = None
+            return self._eager(step, *inputs)
+        self._recorded[size] = _Recorded(batch, mine, recording)
+        if len(self._recorded) > self._most:
+            self._recorded.popitem(last=False)
+        return Computed(*recording.outputs)
+
+
+def _replayed(held: _Recorded, step: Step, inputs: Sequence[Tensor]) -> Computed:
+    """A step of the very size that was recorded."""
+    step.fill(held.batch)
+    for mine, given in zip(held.inputs, inputs, strict=True):
+        mine.copy_(given)
+    held.recording.replay(step.layout())
+    return Computed(*held.recording.outputs)
+
+
 def _blank_batch(blank: Step, bucket: Bucket, kind: RowKind, backend: Backend) -> Batch:
     """Tensors for any step of this size, filled with padding."""
     last = bucket.padded_tokens - 1
@@ -236,13 +299,17 @@ class Capture:
     widest: int
     longest_table: int
     most: int
-    _calls: list[CapturedCall] = field(default_factory=list, init=False, compare=False)
+    _calls: list[CapturedCall | ExactCall] = field(default_factory=list, init=False, compare=False)
 
     def call(self, work: Pass, backend: Backend, kind: RowKind, widest: int = 0) -> StepCall:
         """A call of `work` on rows of a kind.
 
         They have up to `widest` tokens, if that is more than those of decoding rows.
         """
+        if self.most and not backend.capabilities.padded_recordings:
+            exact = ExactCall(work, backend, self.most, self.longest_table, kind.bounded)
+            self._calls.append(exact)
+            return exact
         buckets = make_buckets(self.most_rows, max(widest, self.widest), self.most)
         if not buckets:
             return EagerCall(work, backend)

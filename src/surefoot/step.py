@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,6 +57,22 @@ class Row:
     def settles(self) -> int:
         """Positions below it are final after the step."""
         return self.first + self.certain if self.certain else self.settled
+
+
+class StepSize(NamedTuple):
+    """How large the tensors of a step are.
+
+    Attributes:
+        rows: R.
+        tokens: T.
+        wanted: tokens after which logits are wanted.
+        tentative: drafted tokens.
+    """
+
+    rows: int
+    tokens: int
+    wanted: int
+    tentative: int
 
 
 @dataclass(frozen=True)
@@ -115,6 +132,13 @@ class Step:
     def token_count(self) -> int:
         """T, padding included."""
         return sum(row.count for row in self.rows)
+
+    @property
+    def size(self) -> StepSize:
+        """What decides how the step is computed, apart from its numbers."""
+        certain = sum(min(row.certain, row.count) for row in self.rows)
+        tokens, wanted = self.token_count, sum(row.wanted for row in self.rows)
+        return StepSize(len(self.rows), tokens, wanted, tokens - certain)
 
     def pad(self, rows: int, tokens: int) -> Step:
         """The same step grown to `rows` rows of `tokens` tokens in all.

@@ -45,6 +45,8 @@ class Capabilities:
         page_tokens: default page size in tokens.
         max_draft_tokens: longest draft that one verify row may carry.
         recordings: how many recorded steps it can hold; 0 if it cannot record any.
+        padded_recordings: steps are padded to a few sizes, for each of which one of padding alone
+            is recorded. Otherwise a size is recorded while a step of that size is computed.
         host_lengths: its attention takes lengths from the host, so that a step cannot be replayed
             before the accepted counts of the last one are known there.
         ordered_entries: among equal scores `choose_entries` takes the lowest index.
@@ -58,6 +60,7 @@ class Capabilities:
     page_tokens: int
     max_draft_tokens: int
     recordings: int
+    padded_recordings: bool = True
     host_lengths: bool = False
     ordered_entries: bool = True
     composed: tuple[str, ...] = ()
@@ -191,17 +194,19 @@ class Backend(Protocol):
         inputs: Sequence[Tensor],
         work: Callable[[RowOperators], Sequence[Tensor]],
     ) -> Recording | None:
-        """Record work on the rows of a step; what it computes now need not be kept.
+        """Record work on the rows of a step.
 
         Args:
-            layout: of a step of padding alone.
+            layout: of a step of padding alone, and what is computed now need not be kept; but a
+                real step, which is computed, if `capabilities.padded_recordings` is false.
             bounds: of the layouts to come.
             inputs: the tensors that are filled anew before each replay.
             work: may read those, caches, weights and these rows, and nothing else.
 
         Returns:
             The recording, which takes room on the device as long as anybody holds it; None if
-            the device holds as many as it can, for whatever engines.
+            the device holds as many as it can, for whatever engines, or this work cannot be
+            recorded.
 
         Raises:
             NotImplementedError: `capabilities.recordings` is 0.

@@ -145,20 +145,14 @@ class _Recorder:
         kwargs: Mapping[str, object],
     ) -> object:
         """See Watcher."""
-        _refuse_read(read_by_python(function, args, kwargs))
-        if name_of(function) in _FROM_HOST and not isinstance(next(iter(args), None), Tensor):
-            raise _frozen_values(name_of(function))
+        refuse_call(function, args, kwargs)
         return function(*args, **kwargs)
 
     def aten_call(
         self, function: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]
     ) -> object:
         """See Watcher."""
-        _refuse_read(read_by_aten(function, args, kwargs))
-        if function is torch.ops.aten.lift_fresh.default:
-            _refuse_list(args[0])
-        if torch.Tag.inplace_view in function.tags:
-            raise TapeError(f"{function} changes the shape of a tensor in place; make a view")
+        refuse_operator(function, args, kwargs)
         mutable = function._schema.is_mutable
         self._remember(_written(function, args, kwargs) if mutable else ())
         result = function(*args, **kwargs)
@@ -193,18 +187,18 @@ class _Recorder:
                         poison(tensor)
 
     def _write_down(self, call: Call, result: object, always: bool) -> None:
-        known = {_memory(tensor) for tensor in tensors_in((call.args, call.kwargs))}
+        known = {memory_of(tensor) for tensor in tensors_in((call.args, call.kwargs))}
         results = enumerate(tensors_in(result))
-        call.fresh = [(place, x) for place, x in results if _memory(x) not in known]
+        call.fresh = [(place, x) for place, x in results if memory_of(x) not in known]
         if always or call.fresh:
             self._calls.append(call)
-        self._new |= {_memory(tensor) for _, tensor in call.fresh}
+        self._new |= {memory_of(tensor) for _, tensor in call.fresh}
 
     def _remember(self, tensors: Iterator[Tensor] | tuple[Tensor, ...]) -> None:
         if self._keep:
             return
         for tensor in tensors:
-            place, storage = _memory(tensor), tensor.untyped_storage()
+            place, storage = memory_of(tensor), tensor.untyped_storage()
             if place not in self._before and place not in self._new:
                 self._before[place] = (storage, storage.clone())
 
@@ -230,6 +224,34 @@ def poison(tensor: Tensor) -> None:
     elif tensor.dtype != torch.bool:
         limits = torch.iinfo(tensor.dtype)
         own.fill_(limits.min or limits.max)
+
+
+def refuse_call(
+    function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> None:
+    """Refuse a function of torch that brings values to the host, or takes some from there.
+
+    Raises:
+        TapeError: it does.
+    """
+    _refuse_read(read_by_python(function, args, kwargs))
+    if name_of(function) in _FROM_HOST and not isinstance(next(iter(args), None), Tensor):
+        raise _frozen_values(name_of(function))
+
+
+def refuse_operator(
+    function: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> None:
+    """Refuse an operator that cannot be made again.
+
+    Raises:
+        TapeError: it needs values on the host, takes some from there, or reshapes in place.
+    """
+    _refuse_read(read_by_aten(function, args, kwargs))
+    if function is torch.ops.aten.lift_fresh.default:
+        _refuse_list(args[0])
+    if torch.Tag.inplace_view in function.tags:
+        raise TapeError(f"{function} changes the shape of a tensor in place; make a view")
 
 
 def _refuse_read(read: str | None) -> None:
@@ -286,7 +308,8 @@ def _written(
             yield from tensors_in(value)
 
 
-def _memory(tensor: Tensor) -> int:
+def memory_of(tensor: Tensor) -> int:
+    """Where the memory begins that a tensor shows, or shows a part of."""
     return tensor.untyped_storage().data_ptr()
 
 

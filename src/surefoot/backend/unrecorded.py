@@ -23,6 +23,6 @@ class Unrecorded:
         bounds: LayoutBounds,
         inputs: Sequence[Tensor],
         work: Callable[[RowOperators], Sequence[Tensor]],
-    ) -> Recording:
+    ) -> Recording | None:
         """See Backend."""
         raise NotImplementedError(f"{type(self).__name__} cannot record steps")

@@ -24,6 +24,7 @@ from surefoot.backend.cpu.kernels import prepare_kernels, routed, rowwise
 from surefoot.backend.cpu.kernels import streams as mixed
 from surefoot.backend.cpu.linear import FastGated, RowInvariant, pack_fast, pack_gated
 from surefoot.backend.cpu.pieces import PiecesGated, PiecesLinear, suits_unit
+from surefoot.backend.cpu.recording import record_step
 from surefoot.backend.cpu.rows import CompiledRows, are_float32, run_delta
 from surefoot.backend.noise import NoiseKey
 from surefoot.backend.operands import (
@@ -31,13 +32,16 @@ from surefoot.backend.operands import (
     DeltaInputs,
     Fold,
     Int8Weight,
+    LayoutBounds,
     RowLayout,
     StreamGates,
     Weight,
     experts_of,
 )
-from surefoot.backend.protocol import UNCHOSEN, Capabilities, Experts, Linear
+from surefoot.backend.protocol import UNCHOSEN, Capabilities, Experts, Linear, Recording
 from surefoot.backend.row_operators import RowOperators
+
+_RECORDINGS = 192
 
 
 class CpuBackend(BlockwiseBackend):
@@ -51,7 +55,8 @@ class CpuBackend(BlockwiseBackend):
             dtypes=("float32", "bfloat16"),
             page_tokens=32,
             max_draft_tokens=16,
-            recordings=0,
+            recordings=_RECORDINGS,
+            padded_recordings=False,
             int8=True,
         )
         self.invariant = RowInvariant()
@@ -114,6 +119,16 @@ class CpuBackend(BlockwiseBackend):
     def rows(self, layout: RowLayout) -> RowOperators:
         """See Backend."""
         return CompiledRows(layout, self._widths)
+
+    def record(
+        self,
+        layout: RowLayout,
+        bounds: LayoutBounds,
+        inputs: Sequence[Tensor],
+        work: Callable[[RowOperators], Sequence[Tensor]],
+    ) -> Recording | None:
+        """See Backend."""
+        return record_step(layout, bounds, self._widths, work)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See Backend."""

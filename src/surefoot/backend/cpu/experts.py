@@ -52,10 +52,12 @@ class CompiledExperts:
 
     def __call__(self, x: Tensor, choice: Tensor, weights: Tensor) -> Tensor:
         """See Experts."""
-        ends = np.empty(len(self.gate_up) + 1, np.int64)
+        ends = torch.empty(len(self.gate_up) + 1, dtype=torch.int64)
         places = np.empty(choice.shape, np.int64)
         entering = torch.empty(choice.numel(), x.shape[1])
-        routed.enter_experts(x.float().numpy(), choice.numpy(), ends, places, entering.numpy())
+        routed.enter_experts(
+            x.float().numpy(), choice.numpy(), ends.numpy(), places, entering.numpy()
+        )
         out = torch.empty(x.shape)
         bounds = ends.tolist()
         between = limited_gate(_products(self.gate_up, entering, bounds), self.limit)

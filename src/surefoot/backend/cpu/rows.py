@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, partial
 from itertools import pairwise
 
 import numpy as np
@@ -39,12 +40,7 @@ class CompiledRows:
         self._layout = layout
         self._widths = widths
         self._checkpoints: dict[int, Integers] = {}
-        starts = layout.starts
-        lengths = [stop - start for start, stop in pairwise(starts)]
-        self._spans = list(zip(starts, lengths, layout.first, strict=False))
-        for row, (_, length, first) in enumerate(self._spans):
-            least = layout.visible_from[row]
-            assert length == 0 or first >= least, f"row {row} starts at {first}, below {least}"
+        check_rows(layout)
 
     def paged_write(self, pool: Tensor, entries: Tensor) -> None:
         """See RowOperators."""
@@ -152,17 +148,9 @@ class CompiledRows:
     def delta_rule(self, inputs: DeltaInputs, caches: DeltaCaches) -> Tensor:
         """See RowOperators."""
         self._check(inputs.q)
-        block, layout = caches.block, self._layout
+        block = caches.block
         if block not in self._checkpoints:
-            self._checkpoints[block] = np.array(
-                [
-                    (*span, settled // block * block, settles // block * block, slot)
-                    for span, settled, settles, slot in zip(
-                        self._spans, layout.settled, layout.settles, layout.slots, strict=True
-                    )
-                ],
-                dtype=np.int64,
-            ).reshape(-1, 6)
+            self._checkpoints[block] = self._laid_out(partial(by_checkpoint, block=block))
         return run_delta(inputs, caches, self._checkpoints[block])
 
     def compress(self, raw: Tensor, ring: Tensor, pool: Tensor, form: Compression) -> None:
@@ -255,35 +243,19 @@ class CompiledRows:
 
     @cached_property
     def _by_table(self) -> Integers:
-        """Rows as paged kernels read them."""
-        for row, (_, length, first) in enumerate(self._spans):
-            room = len(self._layout.tables[row]) * self._layout.page_tokens
-            assert length == 0 or first + length <= room, f"row {row} outgrows its page table"
-        begins = np.cumsum([0, *(len(table) for table in self._layout.tables)])
-        rows = [
-            (*span, least, begin)
-            for span, least, begin in zip(
-                self._spans, self._layout.visible_from, begins, strict=False
-            )
-        ]
-        return np.array(rows, dtype=np.int64).reshape(-1, 5)
+        return self._laid_out(by_table)
 
     @cached_property
     def _pages(self) -> Integers:
-        """The page tables one after the other."""
-        return np.array([page for table in self._layout.tables for page in table], dtype=np.int64)
+        return self._laid_out(all_pages)
 
     @cached_property
     def _by_slot(self) -> Integers:
-        """Rows as kernels on rings read them."""
-        layout = self._layout
-        rows = [
-            (*span, least, slot)
-            for span, least, slot in zip(
-                self._spans, layout.visible_from, layout.slots, strict=True
-            )
-        ]
-        return np.array(rows, dtype=np.int64).reshape(-1, 5)
+        return self._laid_out(by_slot)
+
+    def _laid_out(self, make: Callable[[RowLayout], Integers]) -> Integers:
+        """The layout as kernels read it."""
+        return make(self._layout)
 
     @cached_property
     def _tiled(self) -> BlockwiseRows:
@@ -292,6 +264,58 @@ class CompiledRows:
     def _check(self, per_token: Tensor) -> None:
         count, planned = per_token.shape[0], self._layout.starts[-1]
         assert count == planned, f"{count} tokens came, the layout was made for {planned}"
+
+
+def check_rows(layout: RowLayout) -> None:
+    """Assert that every row sees its own first token."""
+    for row, (_, length, first) in enumerate(_spans(layout)):
+        least = layout.visible_from[row]
+        assert length == 0 or first >= least, f"row {row} starts at {first}, below {least}"
+
+
+def _spans(layout: RowLayout) -> list[tuple[int, int, int]]:
+    """Of each row: its first token in the step, how many there are, and the first's position."""
+    lengths = [stop - start for start, stop in pairwise(layout.starts)]
+    return list(zip(layout.starts, lengths, layout.first, strict=False))
+
+
+def by_table(layout: RowLayout) -> Integers:
+    """Rows [R, 5] as paged kernels read them."""
+    spans = _spans(layout)
+    for row, (_, length, first) in enumerate(spans):
+        room = len(layout.tables[row]) * layout.page_tokens
+        assert length == 0 or first + length <= room, f"row {row} outgrows its page table"
+    begins = np.cumsum([0, *(len(table) for table in layout.tables)])
+    rows = [
+        (*span, least, begin)
+        for span, least, begin in zip(spans, layout.visible_from, begins, strict=False)
+    ]
+    return np.array(rows, dtype=np.int64).reshape(-1, 5)
+
+
+def all_pages(layout: RowLayout) -> Integers:
+    """The page tables one after the other."""
+    return np.array([page for table in layout.tables for page in table], dtype=np.int64)
+
+
+def by_slot(layout: RowLayout) -> Integers:
+    """Rows [R, 5] as kernels on rings read them."""
+    rows = [
+        (*span, least, slot)
+        for span, least, slot in zip(_spans(layout), layout.visible_from, layout.slots, strict=True)
+    ]
+    return np.array(rows, dtype=np.int64).reshape(-1, 5)
+
+
+def by_checkpoint(layout: RowLayout, block: int) -> Integers:
+    """Rows [R, 6] as the kernel of the gated delta rule reads them."""
+    rows = [
+        (*span, settled // block * block, settles // block * block, slot)
+        for span, settled, settles, slot in zip(
+            _spans(layout), layout.settled, layout.settles, layout.slots, strict=True
+        )
+    ]
+    return np.array(rows, dtype=np.int64).reshape(-1, 6)
 
 
 def are_float32(*tensors: Tensor) -> bool:

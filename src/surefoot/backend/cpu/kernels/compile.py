@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Generic, ParamSpec, TypeVar, cast
 
@@ -32,6 +34,22 @@ def digest(folder: Path) -> str:
 _VERSION = digest(Path(__file__).parent)
 
 
+Listener = Callable[[Callable[..., object], tuple[object, ...]], None]
+"""Is told of a kernel's machine code and its arguments before they are run."""
+
+_listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
+
+
+@contextmanager
+def listening(listener: Listener) -> Iterator[None]:
+    """Tell `listener` of every kernel that this thread runs inside."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
 class Kernel(Generic[P, R]):
     """A function that is compiled for one signature when it is first wanted.
 
@@ -52,6 +70,10 @@ class Kernel(Generic[P, R]):
         if self._compiled is None:
             self.prepare()
         assert self._compiled is not None, "prepared"
+        listener = _listener.get()
+        if listener is not None:
+            assert not kwargs, "kernels take their arguments by place"
+            listener(self._compiled, args)
         return cast(R, self._compiled(*args, **kwargs))
 
     def prepare(self) -> bool:

@@ -1,0 +1,141 @@
+"""Recorded steps on a CPU: the machine code that a step runs, in order, with its arguments.
+
+A small model spends more time between its kernels than in them: a call of the framework from Python
+runs through much code, which has to come back from memory each time. Recorded, a step is a list of
+machine code and arrays. A call of the framework that computes something is recorded too; one that
+only makes a view, or room, is not.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+
+from surefoot.backend.blockwise.attention import Widths
+from surefoot.backend.cpu.kernels.compile import listening
+from surefoot.backend.cpu.rows import CompiledRows, Integers, check_rows
+from surefoot.backend.operands import LayoutBounds, RowLayout
+from surefoot.backend.reads import name_of, watching
+from surefoot.backend.row_operators import RowOperators
+from surefoot.backend.tape import (
+    Call,
+    TapeError,
+    memory_of,
+    refuse_call,
+    refuse_operator,
+    tensors_in,
+)
+
+log = logging.getLogger(__name__)
+
+_MOST_BYTES = 4 << 20  # what computes more than this at once is not held up by its calls
+_ROOM = frozenset({"aten::empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty"})
+_Entry = tuple[Callable[..., object], tuple[object, ...]]
+
+
+class _Recorder:
+    """Writes down what is run while it is run; see Watcher."""
+
+    paused = False
+
+    def __init__(self) -> None:
+        self.entries: list[_Entry] = []
+        self.bytes = 0
+
+    def kernel_call(self, function: Callable[..., object], args: tuple[object, ...]) -> None:
+        """A kernel is about to run."""
+        self.entries.append((function, args))
+
+    def python_call(
+        self,
+        function: Callable[..., object],
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+    ) -> object:
+        """See Watcher: kernels take arrays, so a tensor may be turned into one."""
+        if name_of(function) != "numpy":
+            refuse_call(function, args, kwargs)
+        return function(*args, **kwargs)
+
+    def aten_call(
+        self, function: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]
+    ) -> object:
+        """See Watcher."""
+        refuse_operator(function, args, kwargs)
+        result = function(*args, **kwargs)
+        known = {memory_of(tensor) for tensor in tensors_in((args, dict(kwargs)))}
+        places = enumerate(tensors_in(result))
+        fresh = [(place, made) for place, made in places if memory_of(made) not in known]
+        self.bytes += sum(made.nbytes for _, made in fresh)
+        if function._schema.is_mutable or (fresh and function._schema.name not in _ROOM):
+            self.entries.append((Call(function, args, dict(kwargs), fresh).repeat, ()))
+        return result
+
+
+class _MovableRows(CompiledRows):
+    """Row operators whose kernels read arrays that can be written anew."""
+
+    def __init__(self, layout: RowLayout, widths: Widths, longest_table: int) -> None:
+        super().__init__(layout, widths)
+        self._most_pages = longest_table * len(layout.tables)
+        self._arrays: list[tuple[Integers, Callable[[RowLayout], Integers]]] = []
+
+    def _laid_out(self, make: Callable[[RowLayout], Integers]) -> Integers:
+        array = make(self._layout)
+        if array.ndim == 1:
+            array = np.pad(array, (0, self._most_pages - len(array)))
+        self._arrays.append((array, make))
+        return array
+
+    def move(self, layout: RowLayout) -> None:
+        """Let the kernels that were given these arrays see another layout."""
+        check_rows(layout)
+        for array, make in self._arrays:
+            values = make(layout)
+            array[: len(values)] = values
+
+
+class StepRecording:
+    """A step that was run once and can be run again for rows that lie elsewhere.
+
+    Attributes:
+        outputs: what its work returned.
+    """
+
+    def __init__(
+        self, entries: Sequence[_Entry], rows: _MovableRows, outputs: Sequence[Tensor]
+    ) -> None:
+        """Run `entries`, whose kernels read `rows`."""
+        self._entries, self._rows = entries, rows
+        self.outputs = outputs
+
+    @torch.inference_mode()
+    def replay(self, layout: RowLayout) -> None:
+        """See Recording."""
+        self._rows.move(layout)
+        for function, args in self._entries:
+            function(*args)
+
+
+def record_step(
+    layout: RowLayout,
+    bounds: LayoutBounds,
+    widths: Widths,
+    work: Callable[[RowOperators], Sequence[Tensor]],
+) -> StepRecording | None:
+    """Run a step and record it; None if it cannot be recorded, or is too large to gain by it."""
+    rows, recorder = _MovableRows(layout, widths, bounds.longest_table), _Recorder()
+    try:
+        with listening(recorder.kernel_call), watching(recorder):
+            outputs = work(rows)
+    except TapeError as error:
+        log.info("a step of %d tokens is not recorded: %s", layout.starts[-1], error)
+        return None
+    if recorder.bytes > _MOST_BYTES:
+        return None
+    return StepRecording(recorder.entries, rows, outputs)
