@@ -31,6 +31,11 @@ def suits_unit(weight: Tensor) -> bool:
     )
 
 
+def _check(weight: Tensor, bias: Tensor | None) -> None:
+    assert suits_unit(weight), "the weight is not one for the unit"
+    assert bias is None or bias.shape == weight.shape[:1], "one bias for each row of the weight"
+
+
 def group_weights(weight: Tensor) -> Halves:
     """[groups, inputs * 64] in the order in which the unit reads [outputs, inputs].
 
@@ -71,6 +76,7 @@ class PiecesLinear:
     def pack(weight: Tensor, bias: Tensor | None) -> PiecesLinear:
         """Of weight [outputs, inputs] that suits the unit."""
         outputs, inputs = weight.shape
+        _check(weight, bias)
         kept = _NO_BIAS if bias is None else bias.float().contiguous().numpy()
         return PiecesLinear(inputs, outputs, group_weights(weight), kept)
 
@@ -121,6 +127,7 @@ class PiecesGated:
     def pack(weight: Tensor, bias: Tensor | None, limit: float) -> PiecesGated:
         """Of weight [2 * outputs, inputs] that suits the unit, the gates first."""
         half = OUTPUTS // 2
+        _check(weight, bias)
         outputs, inputs = weight.shape[0] // 2, weight.shape[1]
         both = F.pad(weight.view(2, outputs, inputs), (0, 0, 0, -outputs % half))
         grouped = both.view(2, -1, half, inputs).transpose(0, 1).reshape(-1, inputs)

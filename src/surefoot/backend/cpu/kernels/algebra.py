@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, cast
+
 import numpy as np
 import numpy.typing as npt
+from numba import types
+from numba.core.imputils import impl_ret_borrowed
+from numba.extending import intrinsic
 
 from surefoot.backend.cpu.kernels.compile import extremes, lanes, part
 
@@ -11,6 +17,7 @@ Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
 
 _ZERO = np.float32(0)
+_INFINITE = np.float32(np.inf)
 _ONE = np.float32(1)
 _HALF = np.float32(0.5)
 _LEAST = np.float32(-87)  # below, exp is hardly a normal number
@@ -26,6 +33,25 @@ _C4 = np.float32(1.6666665459e-1)
 _C5 = np.float32(5.0000001201e-1)
 _BIAS = np.int32(127)
 _MANTISSA = np.int32(23)
+
+
+def _known_as_packed(_: Any, row: Any) -> Any:
+    packed = types.Array(row.dtype, row.ndim, "C", readonly=not row.mutable)
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return impl_ret_borrowed(context, builder, signature.return_type, values[0])
+
+    return packed(row), generate
+
+
+_as_packed = cast(Callable[[Floats], Floats], intrinsic(_known_as_packed))
+
+
+@part
+def packed(row: Floats) -> Floats:
+    """The same row [n], known to the compiler as one whose numbers lie side by side."""
+    assert row.strides[0] == row.itemsize, "numbers of a row must lie side by side"
+    return _as_packed(row)
 
 
 @part
@@ -90,6 +116,20 @@ def rotate_row(x: Floats, cos: Floats, sin: Floats) -> None:
         a, b = x[d], x[half + d]
         x[d] = a * cos[d] + b * sin[d]
         x[half + d] = b * cos[half + d] + a * sin[half + d]
+
+
+@part
+def gate_row(gates: Floats, ups: Floats, limit: np.float32, out: Floats) -> None:
+    """silu(gate) * up, with both cut off at the limit; see Backend.pack_gated."""
+    if limit == _INFINITE:
+        for d in range(out.shape[0]):
+            out[d] = silu(gates[d]) * ups[d]
+    else:
+        for d in range(out.shape[0]):
+            gate, up = gates[d], ups[d]
+            gate = limit if gate > limit else gate
+            up = limit if up > limit else -limit if up < -limit else up
+            out[d] = silu(gate) * up
 
 
 @part

@@ -4,15 +4,15 @@ A float32 has 24 digits, and a bfloat16 has 8 and the same range. So each input 
 numbers of bfloat16, exactly, and three products of bfloat16 summed in float32 are one of float32
 (after arXiv 1904.06376). Checkpoints are mostly in bfloat16; their weights take half the memory.
 
-What the unit does otherwise: a piece or a weight below 2^-126 counts as 0, and an infinite input
-makes its token's results NaN.
+What the unit does otherwise: a piece, a weight, a product or a sum below 2^-126 counts as 0, and an
+infinite input or weight makes the results that it enters NaN.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from surefoot.backend.cpu.kernels.algebra import Floats, silu
+from surefoot.backend.cpu.kernels.algebra import Floats, gate_row
 from surefoot.backend.cpu.kernels.compile import exact, kernel
 from surefoot.backend.cpu.kernels.matrix_unit import (
     OUTPUTS,
@@ -36,24 +36,16 @@ def _split(x: Floats, pieces: Halves) -> None:
     tokens, inputs = x.shape
     pieces[:, :, inputs:] = 0
     pieces[:, tokens:] = 0
-    high = np.empty(inputs, np.uint32)
-    rest = np.empty(inputs, np.float32)
-    kept, bits = high.view(np.float32), rest.view(np.uint32)
     for t in range(tokens):
-        first, second, third = pieces[0, t], pieces[1, t], pieces[2, t]
-        rest[:] = x[t]
+        row, first, second, third = x[t], pieces[0, t], pieces[1, t], pieces[2, t]
         for k in range(inputs):
-            high[k] = bits[k] & _HIGH
-            first[k] = bits[k] >> _DOWN
-        for k in range(inputs):
-            rest[k] = rest[k] - kept[k]
-        for k in range(inputs):
-            high[k] = bits[k] & _HIGH
-            second[k] = bits[k] >> _DOWN
-        for k in range(inputs):
-            rest[k] = rest[k] - kept[k]
-        for k in range(inputs):
-            third[k] = bits[k] >> _DOWN
+            bits = np.float32(row[k]).view(np.uint32)
+            rest = np.float32(row[k] - np.uint32(bits & _HIGH).view(np.float32))
+            middle = rest.view(np.uint32)
+            least = np.float32(rest - np.uint32(middle & _HIGH).view(np.float32))
+            first[k] = bits >> _DOWN
+            second[k] = middle >> _DOWN
+            third[k] = least.view(np.uint32) >> _DOWN
 
 
 @exact
@@ -136,9 +128,5 @@ def gated(
                     for n in range(end - begin):
                         gates[n] = gates[n] + bias[begin + n]
                         ups[n] = ups[n] + bias[width + begin + n]
-                for n in range(end - begin):
-                    gate, up = gates[n], ups[n]
-                    gate = limit if gate > limit else gate
-                    up = limit if up > limit else -limit if up < -limit else up
-                    target[n] = silu(gate) * up
+                gate_row(gates, ups, limit, target)
     release_tiles()

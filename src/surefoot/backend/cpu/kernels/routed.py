@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from surefoot.backend.cpu.kernels.algebra import Floats, Integers, copy, silu
+from surefoot.backend.cpu.kernels.algebra import Floats, Integers, copy, gate_row, packed
 from surefoot.backend.cpu.kernels.compile import kernel, part
 from surefoot.backend.operands import LEAST_SUM
 
@@ -95,11 +95,8 @@ def limited_gate(both: Floats, limit: np.float32, out: Floats) -> None:
     """silu(gate) * up of [T, 2 I], with both cut off at the limit; see Backend.pack_gated."""
     width = out.shape[1]
     for t in range(out.shape[0]):
-        for d in range(width):
-            gate, up = both[t, d], both[t, width + d]
-            gate = limit if gate > limit else gate
-            up = limit if up > limit else -limit if up < -limit else up
-            out[t, d] = silu(gate) * up
+        row = packed(both[t])
+        gate_row(row[:width], row[width:], limit, out[t])
 
 
 @kernel("void(f4[:,:],i8[:,:],f4[:,:],f4[:,::1])")

@@ -10,6 +10,7 @@ from surefoot.backend.cpu.kernels.algebra import (
     Integers,
     copy,
     norm_row,
+    packed,
     rotate_row,
     sigmoid,
     silu,
@@ -35,7 +36,7 @@ def rms_norm(x: Floats, weight: Floats, eps: np.float32, out: Floats) -> None:
     for t in range(x.shape[0]):
         for h in range(x.shape[1]):
             target = out[t, h]
-            copy(x[t, h], target)
+            copy(packed(x[t, h]), target)
             norm_row(target, weight[h % weight.shape[0]], eps)
 
 
@@ -44,24 +45,26 @@ def gated_norm(x: Floats, gate: Floats, weight: Floats, eps: np.float32, out: Fl
     """See Backend.gated_norm; x, gate and out are [T, heads, n], weight [n]."""
     for t in range(x.shape[0]):
         for h in range(x.shape[1]):
-            target = out[t, h]
-            copy(x[t, h], target)
+            target, opening = out[t, h], packed(gate[t, h])
+            copy(packed(x[t, h]), target)
             norm_row(target, weight, eps)
             for d in range(target.shape[0]):
-                target[d] = target[d] * silu(gate[t, h, d])
+                target[d] = target[d] * silu(opening[d])
 
 
 @kernel("void(f4[:,:],f4[:,:],f4[:,::1])")
 def gate(x: Floats, opening: Floats, out: Floats) -> None:
     """See Backend.gate; x and out [T, n], the gate [T, n] or [T, 1]."""
     for t in range(x.shape[0]):
+        row, target = packed(x[t]), out[t]
         if opening.shape[1] == 1:
             factor = sigmoid(opening[t, 0])
-            for d in range(x.shape[1]):
-                out[t, d] = x[t, d] * factor
+            for d in range(row.shape[0]):
+                target[d] = row[d] * factor
         else:
-            for d in range(x.shape[1]):
-                out[t, d] = x[t, d] * sigmoid(opening[t, d])
+            openings = packed(opening[t])
+            for d in range(row.shape[0]):
+                target[d] = row[d] * sigmoid(openings[d])
 
 
 @kernel("void(f4[:,:,:],f4[:,:],f4[:,:],f4[:,:,::1])")
@@ -112,7 +115,7 @@ def causal_conv(x: Floats, ring: Floats, taps: Floats, rows: Integers, out: Floa
             for tap in range(taps.shape[0]):
                 position, weight = first + i - before + tap, taps[tap]
                 if position >= first:
-                    _add_product(x[start + position - first], weight, target)
+                    _add_product(packed(x[start + position - first]), weight, target)
                 elif position >= 0:
                     _add_product(ring[slot, position % capacity], weight, target)
             for d in range(target.shape[0]):
