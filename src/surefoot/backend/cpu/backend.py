@@ -25,7 +25,7 @@ from surefoot.backend.cpu.kernels import streams as mixed
 from surefoot.backend.cpu.linear import FastGated, RowInvariant, pack_fast, pack_gated
 from surefoot.backend.cpu.pieces import PiecesGated, PiecesLinear, suits_unit
 from surefoot.backend.cpu.recording import record_step
-from surefoot.backend.cpu.rows import CompiledRows, are_float32, run_delta
+from surefoot.backend.cpu.rows import CompiledRows, are_float32, rows_packed, run_delta
 from surefoot.backend.noise import NoiseKey
 from surefoot.backend.operands import (
     DeltaCaches,
@@ -137,7 +137,7 @@ class CpuBackend(BlockwiseBackend):
         out = torch.empty(x.shape)
         by_head = (-1, *x.shape[-2:]) if x.dim() == 3 else (-1, 1, x.shape[-1])
         rowwise.rms_norm(
-            x.numpy().reshape(by_head),
+            rows_packed(x).numpy().reshape(by_head),
             weight.numpy().reshape(-1, x.shape[-1]),
             np.float32(eps),
             out.numpy().reshape(by_head),
@@ -192,8 +192,8 @@ class CpuBackend(BlockwiseBackend):
             return super().gate(x, gate)
         out = torch.empty(x.shape)
         rowwise.gate(
-            x.numpy().reshape(tokens, -1),
-            gate.numpy().reshape(tokens, -1),
+            rows_packed(x).numpy().reshape(tokens, -1),
+            rows_packed(gate).numpy().reshape(tokens, -1),
             out.numpy().reshape(tokens, -1),
         )
         return out
@@ -203,7 +203,8 @@ class CpuBackend(BlockwiseBackend):
         if x.dim() != 3 or not are_float32(x, gate, weight):
             return super().gated_norm(x, gate, weight, eps)
         out = torch.empty(x.shape)
-        rowwise.gated_norm(x.numpy(), gate.numpy(), weight.numpy(), np.float32(eps), out.numpy())
+        inputs = rows_packed(x).numpy(), rows_packed(gate).numpy()
+        rowwise.gated_norm(*inputs, weight.numpy(), np.float32(eps), out.numpy())
         return out
 
     def delta_gates(

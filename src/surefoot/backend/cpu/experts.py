@@ -32,7 +32,7 @@ class LimitedGated:
 def limited_gate(both: Tensor, limit: float) -> Tensor:
     """silu(gate) * up of float32 [T, 2 I], cut off at the limit."""
     out = torch.empty(both.shape[0], both.shape[1] // 2)
-    routed.limited_gate(both.numpy(), np.float32(limit), out.numpy())
+    routed.limited_gate(both.contiguous().numpy(), np.float32(limit), out.numpy())
     return out
 
 

@@ -142,7 +142,7 @@ class CompiledRows:
             return self._tiled.causal_conv(x, ring, weight)
         out = torch.empty(x.shape)
         taps = weight.t().contiguous().numpy()
-        rowwise.causal_conv(x.numpy(), ring.numpy(), taps, self._by_slot, out.numpy())
+        rowwise.causal_conv(rows_packed(x).numpy(), ring.numpy(), taps, self._by_slot, out.numpy())
         return out
 
     def delta_rule(self, inputs: DeltaInputs, caches: DeltaCaches) -> Tensor:
@@ -322,6 +322,11 @@ def are_float32(*tensors: Tensor) -> bool:
     """Whether kernels can take these."""
     dtypes = [tensor.dtype for tensor in tensors]
     return dtypes.count(torch.float32) == len(dtypes)
+
+
+def rows_packed(x: Tensor) -> Tensor:
+    """The same tensor [..., n] if the numbers of its last axis lie side by side, or a copy."""
+    return x if x.shape[-1] < 2 or x.stride(-1) == 1 else x.contiguous()
 
 
 def run_delta(inputs: DeltaInputs, caches: DeltaCaches, rows: Integers) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from surefoot.backend.operands import DeltaCaches, DeltaInputs, Fold
@@ -57,6 +58,14 @@ class DeltaSizes:
         """Widths of the joint product: what is convolved, output gate, b, a."""
         return self.channels, self.values, self.value_heads, self.value_heads
 
+    def unit(self) -> Tensor:
+        """[2 * key_heads, key_size] what a norm by the mean is multiplied with for unit lengths.
+
+        That is key_size^-0.5, and for queries, which come first, its square.
+        """
+        heads = torch.tensor([self.key_size**-1.0, self.key_size**-0.5])
+        return heads.repeat_interleave(self.key_heads)[:, None].repeat(1, self.key_size)
+
     def parameters(self, hidden: int) -> int:
         """How many numbers the weights are."""
         vectors = 2 * self.value_heads + self.value_size
@@ -91,8 +100,8 @@ class DeltaMixer:
         eps: of the norms before and after.
         norm: [hidden] weight of the norm before.
         joint: queries, keys, values, output gate, b and a in one product.
-        taps: [channels, taps] weights of the convolution.
-        unit: [key_size] float32, each key_size^-0.5.
+        taps: [channels, taps] weights of the convolution, those of a tap side by side.
+        unit: see DeltaSizes.unit.
         a_log: [value_heads] float32, decay = -exp(a_log) softplus(a + dt_bias).
         dt_bias: [value_heads] float32.
         gated_norm: [value_size] float32 weight of the norm after.
@@ -140,10 +149,13 @@ class DeltaMixer:
         q_and_k = y[:, : 2 * sizes.keys].view(-1, 2 * sizes.key_heads, sizes.key_size)
         v = y[:, 2 * sizes.keys :].view(-1, sizes.value_heads, sizes.value_size)
         q, k = self._unit(q_and_k).chunk(2, dim=1)
-        return q * sizes.key_size**-0.5, k, v
+        return q, k, v
 
     def _unit(self, x: Tensor) -> Tensor:
-        """Each head divided by sqrt(sum of squares + 1e-6), in terms of a norm by the mean."""
+        """Each head divided by sqrt(sum of squares + 1e-6), in terms of a norm by the mean.
+
+        Queries are made key_size^-0.5 times as long too.
+        """
         return self.backend.rms_norm(x, self.unit, _UNIT_EPS / self.sizes.key_size)
 
     def fold(self, folds: Sequence[Fold], pools: Pools) -> None:
