@@ -7,6 +7,7 @@ prefill row   n known tokens
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -19,6 +20,7 @@ from surefoot.backend.row_operators import RowOperators
 from surefoot.ids import SINK_PAGE, SINK_SLOT
 
 NO_GUESSES = torch.empty(0, dtype=torch.long)
+_NO_PADDING = torch.empty(0, dtype=torch.bool)
 
 
 @dataclass(frozen=True)
@@ -136,13 +138,17 @@ class Step:
     def build(self, backend: Backend) -> Batch:
         """Make the tensors and the backend's own metadata, all from the same rows."""
         places, device = self._places(), backend.device
-        wanted, tentative = places.wanted, places.tentative
+        # One tensor for all of them, as small ones cost by the piece.
+        parts = places.tokens, places.positions, places.wanted, places.tentative, places.guesses
+        numbers = torch.tensor(list(itertools.chain(*parts)), dtype=torch.long, device=device)
+        tokens, positions, wanted, tentative, guesses = numbers.split([len(part) for part in parts])
+        padding = self._padding()
         return Batch(
-            tokens=self._token_ids(places, device),
-            positions=torch.tensor(places.positions, dtype=torch.long, device=device),
-            wanted=torch.tensor(wanted, dtype=torch.long, device=device),
-            tentative=torch.tensor(tentative, dtype=torch.long, device=device),
-            padding=torch.tensor(self._padding(), dtype=torch.bool, device=device),
+            tokens=self._with_guesses(tokens, guesses),
+            positions=positions,
+            wanted=wanted,
+            tentative=tentative,
+            padding=torch.tensor(padding, device=device) if padding else _NO_PADDING,
             rows=backend.rows(self.layout()),
         )
 
@@ -153,7 +159,11 @@ class Step:
         this step has no use for.
         """
         places, device = self._places(), batch.tokens.device
-        batch.tokens.copy_(self._token_ids(places, device))
+        tokens, guesses = (
+            torch.tensor(numbers, dtype=torch.long, device=device)
+            for numbers in (places.tokens, places.guesses)
+        )
+        batch.tokens.copy_(self._with_guesses(tokens, guesses))
         last = self.token_count - 1
         for held, values in (
             (batch.positions, places.positions),
@@ -183,22 +193,19 @@ class Step:
         places, end = _Places(), 0
         for row in self.rows:
             begin, end = end, end + row.count
+            places.tokens.extend((*row.tokens, *[0] * row.guessed))
             places.positions.extend(range(row.first, row.first + row.count))
             places.guesses.extend(range(begin + len(row.tokens), end))
             places.tentative.extend(range(begin + row.certain, end))
             places.wanted.extend(range(end - row.wanted, end))
         return places
 
-    def _token_ids(self, places: _Places, device: torch.device) -> Tensor:
-        """All tokens [T] on the device; the host's own and those that it does not know."""
-        if len(places.guesses) == len(places.positions) and places.guesses:
-            return self.guesses.clamp(min=0)
-        known = [token for row in self.rows for token in (*row.tokens, *[0] * row.guessed)]
-        tokens = torch.tensor(known, dtype=torch.long, device=device)
-        if places.guesses:
-            at = torch.tensor(places.guesses, dtype=torch.long, device=device)
-            tokens.index_copy_(0, at, self.guesses.clamp(min=0))
-        return tokens
+    def _with_guesses(self, tokens: Tensor, places: Tensor) -> Tensor:
+        """All tokens [T]: the host's own, and at `places` [n] those that it does not know."""
+        if not len(places):
+            return tokens
+        guesses = self.guesses.clamp(min=0)
+        return guesses if len(places) == len(tokens) else tokens.index_copy_(0, places, guesses)
 
     def _padding(self) -> list[bool]:
         """For each token whether nobody asked for it; [] if all were asked for."""
@@ -210,8 +217,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Positions of all tokens, and the indices of some of them."""
+    """All tokens, 0 for one that the host does not know, positions, and the indices of some."""
 
+    tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     guesses: list[int] = field(default_factory=list)
     tentative: list[int] = field(default_factory=list)
