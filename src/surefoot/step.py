@@ -7,6 +7,7 @@ prefill row   n known tokens
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -20,6 +21,7 @@ from surefoot.backend.row_operators import RowOperators
 from surefoot.ids import SINK_PAGE, SINK_SLOT
 
 NO_GUESSES = torch.empty(0, dtype=torch.long)
+_NO_PADDING = torch.empty(0, dtype=torch.bool)
 
 
 @dataclass(frozen=True)
@@ -159,14 +161,14 @@ class Step:
 
     def build(self, backend: Backend) -> Batch:
         """Make the tensors and the backend's own metadata, all from the same rows."""
-        places, device = self._places(), backend.device
-        wanted, tentative = places.wanted, places.tentative
+        places, device, padding = self._places(), backend.device, self._padding()
+        tokens, positions, wanted, tentative = self._on(device, places)
         return Batch(
-            tokens=self._token_ids(places, device),
-            positions=torch.tensor(places.positions, dtype=torch.long, device=device),
-            wanted=torch.tensor(wanted, dtype=torch.long, device=device),
-            tentative=torch.tensor(tentative, dtype=torch.long, device=device),
-            padding=torch.tensor(self._padding(), dtype=torch.bool, device=device),
+            tokens=tokens,
+            positions=positions,
+            wanted=wanted,
+            tentative=tentative,
+            padding=torch.tensor(padding, device=device) if padding else _NO_PADDING,
             rows=backend.rows(self.layout()),
         )
 
@@ -176,16 +178,15 @@ class Step:
         Its last token must be padding: it stands in the places of `wanted` and `tentative` that
         this step has no use for.
         """
-        places, device = self._places(), batch.tokens.device
-        batch.tokens.copy_(self._token_ids(places, device))
-        last = self.token_count - 1
-        for held, values in (
-            (batch.positions, places.positions),
-            (batch.wanted, _filled_up(places.wanted, len(batch.wanted), last)),
-            (batch.tentative, _filled_up(places.tentative, len(batch.tentative), last)),
-        ):
-            held.copy_(torch.tensor(values, dtype=torch.long))
-        batch.padding.copy_(torch.tensor(self._padding(), dtype=torch.bool))
+        places, last = self._places(), self.token_count - 1
+        _fill_up(places.wanted, len(batch.wanted), last)
+        _fill_up(places.tentative, len(batch.tentative), last)
+        held = batch.tokens, batch.positions, batch.wanted, batch.tentative
+        for old, new in zip(held, self._on(batch.tokens.device, places), strict=True):
+            if len(old):
+                old.copy_(new)
+        if padding := self._padding():
+            batch.padding.copy_(torch.tensor(padding))
 
     def layout(self) -> RowLayout:
         """Where the tokens lie, for the backend."""
@@ -207,22 +208,23 @@ class Step:
         places, end = _Places(), 0
         for row in self.rows:
             begin, end = end, end + row.count
+            places.tokens.extend((*row.tokens, *[0] * row.guessed))
             places.positions.extend(range(row.first, row.first + row.count))
             places.guesses.extend(range(begin + len(row.tokens), end))
             places.tentative.extend(range(begin + row.certain, end))
             places.wanted.extend(range(end - row.wanted, end))
         return places
 
-    def _token_ids(self, places: _Places, device: torch.device) -> Tensor:
-        """All tokens [T] on the device; the host's own and those that it does not know."""
-        if len(places.guesses) == len(places.positions) and places.guesses:
-            return self.guesses.clamp(min=0)
-        known = [token for row in self.rows for token in (*row.tokens, *[0] * row.guessed)]
-        tokens = torch.tensor(known, dtype=torch.long, device=device)
-        if places.guesses:
-            at = torch.tensor(places.guesses, dtype=torch.long, device=device)
-            tokens.index_copy_(0, at, self.guesses.clamp(min=0))
-        return tokens
+    def _on(self, device: torch.device, places: _Places) -> tuple[Tensor, ...]:
+        """Tokens [T], positions, wanted and tentative on the device; one piece, as each costs."""
+        parts = places.tokens, places.positions, places.wanted, places.tentative, places.guesses
+        numbers = torch.tensor(list(itertools.chain(*parts)), dtype=torch.long, device=device)
+        tokens, *others, unknown = numbers.split([len(part) for part in parts])
+        if len(unknown):
+            guesses = self.guesses.clamp(min=0)
+            whole = len(unknown) == len(tokens)
+            tokens = guesses if whole else tokens.index_copy_(0, unknown, guesses)
+        return (tokens, *others)
 
     def _padding(self) -> list[bool]:
         """For each token whether nobody asked for it; [] if all were asked for."""
@@ -234,8 +236,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Positions of all tokens, and the indices of some of them."""
+    """All tokens, 0 for one that the host does not know, positions, and the indices of some."""
 
+    tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     guesses: list[int] = field(default_factory=list)
     tentative: list[int] = field(default_factory=list)
@@ -266,6 +269,6 @@ def _share(total: int, parts: int) -> list[int]:
     return [total // parts + (i < total % parts) for i in range(parts)]
 
 
-def _filled_up(places: list[int], count: int, by: int) -> list[int]:
-    """The same places and then `by`, `count` in all."""
-    return places + [by] * (count - len(places))
+def _fill_up(places: list[int], count: int, by: int) -> None:
+    """Add `by` until there are `count` places."""
+    places.extend([by] * (count - len(places)))

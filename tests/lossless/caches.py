@@ -92,11 +92,11 @@ def check_head(
             check_pages(spec, part, (drafter._pools, lease), fresh, range(1, lease.drafted))
     waiting = range(max(0, lease.drafted - 1), len(tokens))
     recent = drafter._recent[drafter._columns_of(lease, waiting)]
-    right = torch.equal(recent, hidden[waiting.start :].flatten(1))
+    right = torch.equal(recent, hidden[waiting.start :])
     assert right, f"states of {waiting}"
     size = plan.page_tokens
     for page in range(len(tokens) // size):
-        state = hidden[(page + 1) * size - 1].flatten()
+        state = hidden[(page + 1) * size - 1]
         assert torch.equal(drafter._boundary[lease.pages[page]], state), f"boundary of page {page}"
 
 

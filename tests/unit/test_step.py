@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from itertools import islice
 
 import pytest
 import torch
 
 from surefoot.backend.operands import RowLayout
+from surefoot.backend.protocol import UNCHOSEN
 from surefoot.backend.reference import ReferenceBackend
 from surefoot.backend.row_operators import RowOperators
 from surefoot.ids import SINK_PAGE, SINK_SLOT
@@ -137,3 +139,30 @@ def test_padding_to_the_same_size_changes_nothing() -> None:
 def test_impossible_padding_is_refused(rows: int, tokens: int) -> None:
     with pytest.raises(ValueError, match=f"3 rows and 9 tokens to {rows} rows and {tokens} tokens"):
         MIXED.pad(rows, tokens)
+
+
+@pytest.mark.parametrize("guessed", [(0, 2, 1), (0, 0, 0), (2, 0, 3)])
+def test_guesses_lie_behind_what_the_host_knows_of_their_rows(guessed: tuple[int, ...]) -> None:
+    known = [[7], [3, 4], [9]]
+    rows = [
+        Row(tokens, 4, len(tokens), [1, 2, 3], 1, 0, 1, 4, guessed=count)
+        for tokens, count in zip(known, guessed, strict=True)
+    ]
+    drafts = [20 + at for at in range(sum(guessed))]
+    step = Step.of(rows, P, torch.tensor(drafts, dtype=torch.long))
+    batch, left = step.build(ReferenceBackend()), iter(drafts)
+    want = [[*tokens, *islice(left, count)] for tokens, count in zip(known, guessed, strict=True)]
+    assert batch.tokens.tolist() == [token for tokens in want for token in tokens]
+    assert [batch.tokens[place] for place in batch.tentative] == drafts
+    assert batch.padding.dtype == torch.bool
+    assert len(batch.padding) == 0
+
+
+def test_an_unchosen_guess_becomes_a_token() -> None:
+    rows = [Row([], 4, 0, [1, 2], 1, 0, 1, 4, guessed=1) for _ in range(2)]
+    guesses = torch.tensor([UNCHOSEN, 5])
+    assert Step.of(rows, P, guesses).build(ReferenceBackend()).tokens.tolist() == [0, 5]
+    mixed = [DECODE, rows[0]]
+    batch = Step.of(mixed, P, guesses[:1]).build(ReferenceBackend())
+    assert batch.tokens.tolist() == [7, 0]
+    assert guesses.tolist() == [UNCHOSEN, 5]

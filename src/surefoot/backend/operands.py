@@ -93,7 +93,9 @@ class DeltaInputs:
 
 @dataclass(frozen=True)
 class DeltaCaches:
-    """One layer's checkpoint and the ring of inputs since then; S0 is the state at a block's start.
+    """Checkpoints and the ring of inputs since then; S0 is the state at a block's start.
+
+    They are one layer's, or for folds those of all layers, one layer's rows after another's.
 
     The ring keeps for each position what later tokens of its block need: k, decay, beta, and
     `value`, what the backend makes of v. Most keep the error beta (v - exp(G) k S0), with G the sum
@@ -122,7 +124,7 @@ class Fold:
     """A checkpoint that falls due because drafted tokens turned out to stay.
 
     Attributes:
-        slot: its row in the bounded pools.
+        slot: its row in the bounded pools, or in the caches that it comes with.
         base: the position where the checkpoint stands; it moves on by one block.
     """
 

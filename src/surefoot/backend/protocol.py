@@ -383,6 +383,7 @@ class Backend(Protocol):
     def fold_delta(self, caches: DeltaCaches, folds: Sequence[Fold]) -> None:
         """Move each checkpoint on by one block, whose inputs are all in the ring.
 
-        Gives the bits that `delta_rule` would have given, had the tokens been certain.
+        The caches may be those of several layers, one layer's rows after another's; no checkpoint
+        comes twice. Gives the bits that `delta_rule` would have given, had the tokens been certain.
         """
         ...

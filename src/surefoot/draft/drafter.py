@@ -38,6 +38,7 @@ class CommittedRow:
         first: absolute position of the first committed token.
         count: committed positions.
         offset: where the row's hidden states start in the step.
+        computed: positions of the step from `first` on; what is behind `count` was not committed.
         keep_up: whether the drafter should follow now; False while drafting is suspended.
     """
 
@@ -46,6 +47,7 @@ class CommittedRow:
     first: int
     count: int
     offset: int
+    computed: int
     keep_up: bool
 
 

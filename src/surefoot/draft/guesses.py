@@ -21,7 +21,7 @@ class Guesses:
     def __init__(self, backend: Backend) -> None:
         """Start with none; `backend` reads them."""
         self._backend = backend
-        self._parts = [torch.empty(0, dtype=torch.long, device=backend.device)]
+        self._parts: list[Tensor] = []
         self._count = 0
         self._known: list[int] = []
 
@@ -34,15 +34,21 @@ class Guesses:
 
     def at(self, places: Sequence[int]) -> Tensor:
         """Tokens by number, [n] int64 on the device; UNCHOSEN where none was chosen."""
+        wanted = list(places)
+        # Mostly these are asked for: a pass reads what the pass before it chose.
+        newest = self._parts[-1] if self._parts else self._joined()
+        if wanted == list(range(self._count - len(newest), self._count)):
+            return newest
         every = self._joined()
-        if len(places) == self._count and list(places) == list(range(self._count)):
+        if wanted == list(range(self._count)):
             return every
-        return every[torch.tensor(places, dtype=torch.long, device=every.device)]
+        return every.index_select(0, torch.tensor(wanted, dtype=torch.long, device=every.device))
 
     @property
     def unread(self) -> Tensor:
         """[n] int64, what the host does not know."""
-        return self._joined()[len(self._known) :]
+        every = self._joined()
+        return every[len(self._known) :] if self._known else every
 
     def settle(self, values: Iterable[int]) -> None:
         """Take the values of `unread`, which somebody has read."""
@@ -55,6 +61,8 @@ class Guesses:
         return self._known
 
     def _joined(self) -> Tensor:
+        if not self._parts:
+            return torch.empty(0, dtype=torch.long, device=self._backend.device)
         if len(self._parts) > 1:
             self._parts = [torch.cat(self._parts)]
         return self._parts[0]

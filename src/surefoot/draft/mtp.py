@@ -87,12 +87,13 @@ class MtpDrafter:
             self._catch_up_pass, backend, RowKind(0, 1, bounded=True), plan.page_tokens
         )
         self._head, self._pools, self._backend = head, pools, backend
-        self._shape, self._page_tokens = description.hidden_shape, plan.page_tokens
+        self._page_tokens = plan.page_tokens
         self._contexts = Contexts(description.vocab_size, backend.device)
-        self._boundary = pools.paged(_BOUNDARY, _STATE)[0].squeeze(-2)
+        shape = description.hidden_shape
+        self._boundary = pools.paged(_BOUNDARY, _STATE)[0].view(-1, *shape)
         # Ring of the target's last states: that of position p in row slot * columns + p % columns.
         self._columns = plan.capacities[_RECENT]
-        self._recent = pools.rows(_RECENT, _STATE)[0].flatten(0, 1)
+        self._recent = pools.rows(_RECENT, _STATE)[0].view(-1, *shape)
         # The ring has the states below this position; a call that failed leaves a gap.
         self._kept: dict[RequestId, int] = {}
         # How long each request was when a draft was last asked for, or when it was first met.
@@ -118,12 +119,13 @@ class MtpDrafter:
         able = [i for i, row in enumerate(rows) if self._can_draft(row)]
         if not able:
             return drafts
-        hidden = self._first_pass([rows[i] for i in able], [drafts[i] for i in able])
+        hidden, ends = self._first_pass([rows[i] for i in able], [drafts[i] for i in able])
         for depth in range(1, max(rows[i].limit for i in able)):
             kept = [place for place, i in enumerate(able) if rows[i].limit > depth]
-            if len(kept) < len(able):
-                able, hidden = [able[place] for place in kept], hidden[self._indices(kept)]
+            able = [able[place] for place in kept]
+            hidden = self._picked(hidden, [ends[place] for place in kept])
             hidden = self._next_pass([rows[i] for i in able], [drafts[i] for i in able], hidden)
+            ends = list(range(len(able)))
         return drafts
 
     def _can_draft(self, row: DraftRow) -> bool:
@@ -132,8 +134,14 @@ class MtpDrafter:
         known = self._kept.get(row.request.id) == lease.computed
         return known and lease.computed >= max(1, lease.draft_from)
 
-    def _first_pass(self, rows: Sequence[DraftRow], drafts: Sequence[Guessed]) -> Tensor:
-        """Compute the entries that are missing up to the bonus token's, and guess what follows."""
+    def _first_pass(
+        self, rows: Sequence[DraftRow], drafts: Sequence[Guessed]
+    ) -> tuple[Tensor, list[int]]:
+        """Compute the entries that are missing up to the bonus token's, and guess what follows.
+
+        Returns:
+            The head's states of all entries, and where those of the rows' last ones are.
+        """
         steps: list[Row] = []
         sources: list[int] = []
         for row in rows:
@@ -141,13 +149,13 @@ class MtpDrafter:
             begin = _next_entry(lease)
             steps.append(_row(lease, row.request.tokens[begin:], begin, wanted=1))
             sources += self._columns_of(lease, range(begin - 1, lease.computed))
-        entered = self._head.enter(self._shaped(self._picked(self._recent, sources)))
+        entered = self._head.enter(self._picked(self._recent, sources))
         computed = self._draft(Step.of(steps, self._page_tokens), entered)
         for row in rows:
             row.lease.drafted = row.lease.computed + 1
         self._choose(rows, drafts, computed.logits)
         ends = itertools.accumulate(step.count for step in steps)
-        return self._picked(computed.hidden, [end - 1 for end in ends])
+        return computed.hidden, [end - 1 for end in ends]
 
     def _next_pass(
         self, rows: Sequence[DraftRow], drafts: Sequence[Guessed], hidden: Tensor
@@ -198,12 +206,12 @@ class MtpDrafter:
             if self._kept.get(row.request.id) != row.first:
                 # The states in between are gone, so the head starts anew from here.
                 row.lease.draft_from = row.lease.drafted = row.first + 1
-        flat = hidden.flatten(1).to(self._recent.dtype)
+        states = hidden.to(self._recent.dtype)
         size = self._page_tokens
         late = [row for row in rows if row.lease.drafted < row.lease.computed // size * size]
         if late:
-            self._complete(late, flat)
-        self._keep(rows, flat)
+            self._complete(late, states)
+        self._keep(rows, states)
         self._kept.update((row.request.id, row.lease.computed) for row in rows)
 
     def _follows(self, row: CommittedRow) -> bool:
@@ -211,8 +219,8 @@ class MtpDrafter:
         asked = self._asked.setdefault(row.request.id, len(row.request.tokens))
         return row.first < asked + self._page_tokens
 
-    def _complete(self, rows: Sequence[CommittedRow], flat: Tensor) -> None:
-        """Write the entries up to the cursor; `flat` are the target's states of the step."""
+    def _complete(self, rows: Sequence[CommittedRow], states: Tensor) -> None:
+        """Write the entries up to the cursor; `states` are the target's of the step."""
         steps: list[Row] = []
         sources: list[int] = []
         kept = len(self._recent)
@@ -223,16 +231,20 @@ class MtpDrafter:
             before = kept + row.offset - row.first
             sources += range(before + max(begin - 1, row.first), before + lease.computed - 1)
         old = [place for place, source in enumerate(sources) if source < kept]
-        states = self._picked(flat, [max(0, source - kept) for source in sources])
+        entered = self._picked(states, [max(0, source - kept) for source in sources])
         if old:
             kept_states = self._picked(self._recent, [sources[place] for place in old])
-            states = states.index_copy(0, self._indices(old), kept_states)
-        self._catch_up(Step.of(steps, self._page_tokens), self._head.enter(self._shaped(states)))
+            entered = entered.index_copy(0, self._indices(old), kept_states)
+        self._catch_up(Step.of(steps, self._page_tokens), self._head.enter(entered))
         for row in rows:
             row.lease.drafted = row.lease.computed
 
-    def _keep(self, rows: Sequence[CommittedRow], flat: Tensor) -> None:
-        """Keep the last states of each row, and that of the last token of each page."""
+    def _keep(self, rows: Sequence[CommittedRow], states: Tensor) -> None:
+        """Keep the last states of each row, and that of the last token of each page.
+
+        States of rejected drafts go along, which spares picking the others out: those positions are
+        computed anew, and the ring has room for them beside what may still be read.
+        """
         size = self._page_tokens
         pages: list[int] = []
         ends: list[int] = []
@@ -243,12 +255,13 @@ class MtpDrafter:
             for page in range(row.first // size, lease.computed // size):
                 pages.append(lease.pages[page])
                 ends.append(before + (page + 1) * size - 1)
-            last = range(max(row.first, lease.computed - self._columns), lease.computed)
+            stop = row.first + row.computed
+            last = range(max(row.first, stop - self._columns), stop)
             columns += self._columns_of(lease, last)
             recent += range(before + last.start, before + last.stop)
         if pages:
-            self._boundary.index_copy_(0, self._indices(pages), self._picked(flat, ends))
-        self._recent.index_copy_(0, self._indices(columns), self._picked(flat, recent))
+            self._boundary.index_copy_(0, self._indices(pages), self._picked(states, ends))
+        self._recent.index_copy_(0, self._indices(columns), self._picked(states, recent))
 
     def _resume(self, rows: Sequence[DraftRow | CommittedRow]) -> None:
         """Take up requests whose cached prefix was attached and that have computed nothing yet."""
@@ -272,16 +285,13 @@ class MtpDrafter:
 
     def _picked(self, states: Tensor, places: list[int]) -> Tensor:
         """Some of the states [n, hidden], without a copy if they are all in order."""
-        if places == list(range(len(states))):
+        if len(places) == len(states) and places == list(range(len(states))):
             return states
         return states.index_select(0, self._indices(places))
 
     def _columns_of(self, lease: Lease, positions: range) -> list[int]:
         start, columns = lease.slot * self._columns, self._columns
         return [start + position % columns for position in positions]
-
-    def _shaped(self, flat: Tensor) -> Tensor:
-        return flat.view(-1, *self._shape)
 
 
 def _next_entry(lease: Lease) -> int:

@@ -193,7 +193,10 @@ def _committed(rows: Sequence[PlannedRow]) -> list[CommittedRow]:
     """What the drafter should follow: every row and where its hidden states start."""
     committed, offset = [], 0
     for row in rows:
-        count, keep_up = row.lease.computed - row.first, row.request.params.speculate
-        committed.append(CommittedRow(row.request, row.lease, row.first, count, offset, keep_up))
-        offset += row.count + len(row.drafts)
+        count, computed = row.lease.computed - row.first, row.count + len(row.drafts)
+        keep_up = row.request.params.speculate
+        committed.append(
+            CommittedRow(row.request, row.lease, row.first, count, offset, computed, keep_up)
+        )
+        offset += computed
     return committed

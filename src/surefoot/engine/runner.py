@@ -176,7 +176,10 @@ def _guesses_of(rows: Sequence[PlannedRow]) -> tuple[Tensor, list[Guesses]]:
         for guesses, some in itertools.groupby(drafts, key=lambda draft: draft.guesses)
     ]
     parts = [guesses.at(places) for guesses, places in together if places]
-    return torch.cat(parts) if parts else NO_GUESSES, [guesses for guesses, _ in together]
+    every = [guesses for guesses, _ in together]
+    if len(parts) == 1:
+        return parts[0], every
+    return torch.cat(parts) if parts else NO_GUESSES, every
 
 
 def _step_row(row: PlannedRow) -> Row:

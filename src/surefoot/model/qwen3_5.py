@@ -15,7 +15,7 @@ from torch import Tensor
 from surefoot.backend.operands import Fold
 from surefoot.backend.protocol import Backend, Linear
 from surefoot.model.layers.attention import Angles, GatedAttention, KeyCache, KeyWriter
-from surefoot.model.layers.delta import DeltaMixer
+from surefoot.model.layers.delta import DeltaMixer, fold_layers
 from surefoot.model.layers.feed import Feed
 from surefoot.model.layers.head import take_head
 from surefoot.model.layers.rotary import AnglesAt, make_partial_rotary
@@ -191,6 +191,8 @@ class HybridModel:
         self._ends = _take_ends(tensors)
         self.config = replace(tensors.config, tied=self._ends.tied)
         self._layers = _take_layers(tensors)
+        self._prefix = prefix
+        self._recurrent = any(isinstance(layer.mixer, DeltaMixer) for layer in self._layers)
         has_mtp = take.has_module(_MTP)
         self._draft_head = MtpHead(tensors, self._ends) if has_mtp else None
         dtype = str(take.dtype).removeprefix("torch.")
@@ -203,9 +205,8 @@ class HybridModel:
 
     def fold(self, folds: Sequence[Fold], pools: Pools) -> None:
         """See Model."""
-        for layer in self._layers:
-            if isinstance(layer.mixer, DeltaMixer):
-                layer.mixer.fold(folds, pools)
+        if self._recurrent:
+            fold_layers(self._prefix, folds, pools, self._ends.backend)
 
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
         """See Model."""

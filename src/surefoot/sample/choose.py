@@ -50,7 +50,10 @@ def try_choose(logits: Tensor, rows: Sequence[RowContext], backend: Backend) -> 
         return torch.empty(0, dtype=torch.long, device=logits.device)
     params = [row.params for row in rows]
     temperatures = [0.0 if p.greedy else max(p.temperature, LEAST_TEMPERATURE) for p in params]
-    keys = [noise_key(row.seed, row.position) for row in rows]
+    keys = [
+        noise_key(row.seed, row.position) if temperature else (0, 0)  # nothing is drawn at 0
+        for row, temperature in zip(rows, temperatures, strict=True)
+    ]
     if not all(row.untouched and not row.params.cuts for row in rows):
         some = zip(logits, rows, temperatures, strict=True)
         logits = torch.stack([_left(*each) for each in some])

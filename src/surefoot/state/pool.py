@@ -78,6 +78,7 @@ class Pools:
                 self._add_checkpoint(spec, plan)
         both = (self._paged | self._rows).items()
         self._layers = {name: pool.unbind(0) for name, pool in both}
+        self._every = {name: pool.flatten(0, 1) for name, pool in self._rows.items()}
 
     def _add_ring(self, spec: Ring | Recurrent, parts: Sequence[Part], plan: MemoryPlan) -> None:
         """The tensors of a ring, and what points hold of it; of a checkpoint's inputs nothing."""
@@ -114,6 +115,10 @@ class Pools:
         """The same as `paged` or `rows`, layer by layer; made once, as models ask in every step."""
         return self._layers[cache, part]
 
+    def every_row(self, cache: str, part: str) -> Tensor:
+        """The same as `rows`, [layers * slots, ...]: slot row s of layer l is row l * slots + s."""
+        return self._every[cache, part]
+
     def apply(self, work: Work) -> None:
         """Zero newly handed-out pages; save, restore and clear slot rows in the order recorded.
 
@@ -121,7 +126,7 @@ class Pools:
         row is cleared before a point is restored to it, which does not fill it.
         """
         if work.clear_pages:
-            _fill(self._paged.values(), work.clear_pages, 0)
+            self._fill(self._paged.values(), work.clear_pages, 0)
         for move in work.moves:
             match move:
                 case Clear(slot):
@@ -152,9 +157,14 @@ class Pools:
         value: float,
     ) -> None:
         """Fill these with `value`: tests show with it that nobody reads them."""
-        _fill(_floats(self._paged.values()), pages, value)
-        _fill(_floats(self._rows.values()), slots, value)
-        _fill(_floats(self._points()), points, value)
+        self._fill(_floats(self._paged.values()), pages, value)
+        self._fill(_floats(self._rows.values()), slots, value)
+        self._fill(_floats(self._points()), points, value)
+
+    def _fill(self, pools: Iterable[Tensor], index: Sequence[int], value: float) -> None:
+        places = torch.tensor(index, dtype=torch.long, device=self.device)
+        for pool in pools:
+            pool.index_fill_(1, places, value)
 
     def _points(self) -> list[Tensor]:
         return [saved.points for each in self._saved.values() for saved in each]
@@ -176,8 +186,3 @@ def _zeros(shape: tuple[int, ...], part: Part, device: torch.device) -> Tensor:
 
 def _floats(pools: Iterable[Tensor]) -> list[Tensor]:
     return [pool for pool in pools if pool.is_floating_point()]
-
-
-def _fill(pools: Iterable[Tensor], index: Sequence[int], value: float) -> None:
-    for pool in pools:
-        pool.index_fill_(1, torch.tensor(index, dtype=torch.long, device=pool.device), value)

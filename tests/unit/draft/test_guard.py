@@ -119,7 +119,7 @@ def test_a_wrong_number_of_drafts_gives_none(drafts: list[object]) -> None:
 def test_every_act_may_fail() -> None:
     guard = GuardedDrafter(Fails(), VOCAB)
     assert guard.propose([row(), row()]) == [[], []]
-    committed = CommittedRow(row().request, row().lease, 0, 1, 0, True)
+    committed = CommittedRow(row().request, row().lease, 0, 1, 0, 1, True)
     guard.observe([committed], torch.empty(0))
     guard.forget(RequestId(1))
     guard.prepare(Work())
@@ -168,7 +168,7 @@ def steps(guard: GuardedDrafter, count: int) -> None:
     for _ in range(count):
         guard.prepare(Work())
         guard.propose([row()])
-        guard.observe([CommittedRow(row().request, row().lease, 0, 1, 0, True)], torch.empty(0))
+        guard.observe([CommittedRow(row().request, row().lease, 0, 1, 0, 1, True)], torch.empty(0))
 
 
 def test_failures_of_long_ago_are_forgiven() -> None:
@@ -197,7 +197,7 @@ def test_work_that_failed_is_done_before_the_drafter_is_asked_again() -> None:
     assert guard.propose([asked]) == [[]]
     assert (lease.draft_from, lease.drafted) == (5, 5)
     lease.computed = 7
-    guard.observe([CommittedRow(asked.request, lease, 5, 2, 0, True)], torch.empty(0))
+    guard.observe([CommittedRow(asked.request, lease, 5, 2, 0, 2, True)], torch.empty(0))
     assert (lease.draft_from, lease.drafted) == (7, 7)
     second: list[Move] = [Restore(PointId(0), SlotId(2), 4)]
     guard.prepare(Work([], second))
@@ -214,7 +214,7 @@ def test_rows_of_a_failed_call_start_anew(act: str) -> None:
     lease = Lease(SlotId(1), [], 2, 4)
     lease.computed, lease.drafted = 9, 8
     guard.propose([DraftRow(row().request, lease, 4)])
-    guard.observe([CommittedRow(row().request, lease, 8, 1, 0, True)], torch.empty(0))
+    guard.observe([CommittedRow(row().request, lease, 8, 1, 0, 1, True)], torch.empty(0))
     assert (lease.draft_from, lease.drafted) == (9, 9)
 
 

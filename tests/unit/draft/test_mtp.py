@@ -63,6 +63,29 @@ def test_every_entry_has_the_state_of_the_token_before(depth: int, length: int) 
     assert depth == 1 or request.speculation.accepted < request.speculation.drafted
 
 
+class _Reading(FakeHead):
+    """Keeps how far behind a token the head's own state that came with it is."""
+
+    def __init__(self) -> None:
+        self.behind: list[float] = []
+
+    def forward(self, batch: Batch, hidden: Tensor, pools: Pools) -> Tensor:
+        given = -hidden[:, 0]
+        own = given > 0
+        self.behind += (batch.positions[own] - given[own] % 1000).tolist()
+        return super().forward(batch, hidden, pools)
+
+
+def test_behind_the_bonus_the_head_reads_its_own_state_of_the_token_before() -> None:
+    head = _Reading()
+    engine = engine_on(replace(MODEL, model=FakeModel(head)), 3)
+    for length in (23, 9, 5):
+        engine.submit(PROMPT[:length], greedy(20))
+    watch(engine)
+    assert set(head.behind) == {1}
+    assert len(head.behind) > 20
+
+
 def test_a_crowd_with_chunks_and_preemptions() -> None:
     engine = engine_on(MODEL, 3, prefill_chunk=5, max_rows=3)
     prompts = [[*PROMPT[:9], i] for i in range(5)]

@@ -25,11 +25,10 @@ from surefoot.backend.cpu.kernels import streams as mixed
 from surefoot.backend.cpu.linear import FastGated, RowInvariant, pack_fast, pack_gated
 from surefoot.backend.cpu.pieces import PiecesGated, PiecesLinear, suits_unit
 from surefoot.backend.cpu.recording import record_step
-from surefoot.backend.cpu.rows import CompiledRows, are_float32, rows_packed, run_delta
+from surefoot.backend.cpu.rows import CompiledRows, are_float32, fold_delta, rows_packed
 from surefoot.backend.noise import NoiseKey
 from surefoot.backend.operands import (
     DeltaCaches,
-    DeltaInputs,
     Fold,
     Int8Weight,
     LayoutBounds,
@@ -221,15 +220,7 @@ class CpuBackend(BlockwiseBackend):
 
     def fold_delta(self, caches: DeltaCaches, folds: Sequence[Fold]) -> None:
         """See Backend."""
-        block = caches.block
-        rows = [
-            (0, 0, fold.base + block, fold.base, fold.base + block, fold.slot) for fold in folds
-        ]
-        empty = caches.k.new_empty(0, *caches.k.shape[2:])
-        values = caches.value.new_empty(0, *caches.value.shape[2:])
-        gates = values[..., 0]
-        inputs = DeltaInputs(empty, empty, values, gates, gates)
-        run_delta(inputs, caches, np.array(rows, dtype=np.int64).reshape(-1, 6))
+        fold_delta(caches, folds)
 
     def enter_streams(
         self, streams: Tensor, products: Tensor, gates: StreamGates

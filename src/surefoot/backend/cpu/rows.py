@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from itertools import pairwise
 
@@ -20,6 +20,7 @@ from surefoot.backend.operands import (
     DeltaCaches,
     DeltaInputs,
     Entries,
+    Fold,
     LatentPages,
     Latents,
     Placing,
@@ -349,3 +350,28 @@ def run_delta(inputs: DeltaInputs, caches: DeltaCaches, rows: Integers) -> Tenso
         out.numpy(),
     )
     return out
+
+
+def fold_delta(caches: DeltaCaches, folds: Sequence[Fold]) -> None:
+    """See Backend: the same kernel on rows without tokens."""
+    block = caches.block
+    rows = [(0, 0, fold.base + block, fold.base, fold.base + block, fold.slot) for fold in folds]
+    k, value = caches.k.numpy(), caches.value.numpy()
+    none = np.empty((0, *k.shape[2:]), np.float32)
+    no_values = np.empty((0, *value.shape[2:]), np.float32)
+    no_gates = no_values[:, :, 0]
+    delta.delta_rule(
+        none,
+        none,
+        no_values,
+        no_gates,
+        no_gates,
+        caches.state.numpy(),
+        k,
+        value,
+        caches.decay.numpy(),
+        caches.beta.numpy(),
+        block,
+        np.array(rows, dtype=np.int64).reshape(-1, 6),
+        no_values,
+    )

@@ -18,6 +18,7 @@ from surefoot.weights.counts import Linears
 
 BLOCK = 16
 _UNIT_EPS = 1e-6
+_FOLDS = 64  # of a call, at most: some backends take room for each
 
 
 @dataclass(frozen=True)
@@ -158,10 +159,6 @@ class DeltaMixer:
         """
         return self.backend.rms_norm(x, self.unit, _UNIT_EPS / self.sizes.key_size)
 
-    def fold(self, folds: Sequence[Fold], pools: Pools) -> None:
-        """Move this layer's checkpoints on by one block each."""
-        self.backend.fold_delta(self._caches(pools), folds)
-
     def _caches(self, pools: Pools) -> DeltaCaches:
         name, layer = self.prefix + "delta", self.layer
         return DeltaCaches(
@@ -172,3 +169,29 @@ class DeltaMixer:
             beta=pools.layers(name, "beta")[layer],
             block=BLOCK,
         )
+
+
+def fold_layers(prefix: str, folds: Sequence[Fold], pools: Pools, backend: Backend) -> None:
+    """Move the checkpoints of all layers on by one block each, many in a call.
+
+    Args:
+        prefix: before the names of the layers' caches.
+        folds: what is due in each of the layers.
+        pools: hold the caches.
+        backend: computes.
+    """
+    name = prefix + "delta"
+    layers, slots = pools.rows(name, "state").shape[:2]
+    caches = DeltaCaches(
+        state=pools.every_row(name, "state"),
+        k=pools.every_row(name, "k"),
+        value=pools.every_row(name, "value"),
+        decay=pools.every_row(name, "decay"),
+        beta=pools.every_row(name, "beta"),
+        block=BLOCK,
+    )
+    every = [
+        Fold(layer * slots + fold.slot, fold.base) for layer in range(layers) for fold in folds
+    ]
+    for begin in range(0, len(every), _FOLDS):
+        backend.fold_delta(caches, every[begin : begin + _FOLDS])
