@@ -49,7 +49,9 @@ class Counting(ReferenceBackend):
         super().fold_delta(caches, folds)
 
 
-@pytest.mark.parametrize("backend", [KERNELS, TILED, ReferenceBackend()], ids=str)
+@pytest.mark.parametrize(
+    "backend", [KERNELS, TILED, ReferenceBackend()], ids=["cpu", "tiled", "reference"]
+)
 @pytest.mark.parametrize("layers", [1, 3])
 def test_every_layer_moves_on_as_if_alone(layers: int, backend: Backend) -> None:
     folds = [Fold(2, 32), Fold(4, 0)]
