@@ -309,8 +309,11 @@ def _written(
 
 
 def memory_of(tensor: Tensor) -> int:
-    """Where the memory begins that a tensor shows, or shows a part of."""
-    return tensor.untyped_storage().data_ptr()
+    """Where the memory begins that a tensor shows, or shows a part of.
+
+    A weight that a library has packed shows nothing; it stands for itself.
+    """
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else id(tensor)
 
 
 def _copied(value: object) -> object:

@@ -5,6 +5,7 @@ Depth may depend on time and chance, since the tokens do not depend on depth.
 
 from __future__ import annotations
 
+import math
 import statistics
 from bisect import bisect_left
 from collections import deque
@@ -22,8 +23,11 @@ _FIRST_GUESS = (6.0, 10.0)
 _PRIOR_TRIALS = 4.0
 _PROBE_AFTER = 24
 _PROBE_SHARE = 0.01
-_PLAIN_AFTER = 64
-_LEAST_GAIN = 1.02
+_PLAIN_AFTER = ((1.25, 32), (1.6, 128), (math.inf, 384))  # steps, up to some gain
+_PLAIN_STEPS = 6
+_SETTLED = 3
+_SURPRISE = 1.25  # times as dear as thought: think again at once
+_LEAST_GAIN = 1.03
 _SAMPLES = 9
 _TICK_S = 1e-9  # a coarse clock may see no time pass
 _PATIENCE = 4
@@ -124,6 +128,10 @@ class CostCurve:
             self._counts = sorted(self._now)
         self._known.clear()
 
+    def knows(self, tokens: int) -> bool:
+        """Whether steps of `tokens` tokens were measured."""
+        return tokens in self._samples
+
     def seconds(self, tokens: int) -> float:
         """Estimated seconds of a step of `tokens` tokens."""
         if tokens not in self._known:
@@ -191,7 +199,10 @@ class AutoDepth:
     expected seconds wins.
 
     What is not tried is not known. So a small share of the time goes into single drafted tokens
-    for requests that are not drafted for, and now and then into a step without any draft.
+    for requests that are not drafted for, and now and then into a few steps without any draft.
+
+    The first steps with drafts after those without, or the other way round, tell little of those
+    to come: the caches of the processor hold what went before. They count where nothing else does.
 
     Attributes:
         curve: step cost by tokens.
@@ -204,6 +215,10 @@ class AutoDepth:
     _last: _Thought = field(default_factory=lambda: _Thought([], 0, [], 0))
     _credit_s: float = 0.0
     _drafting: int = 0
+    _plain: int = 0
+    _asked: bool = False
+    _alike: int = 0
+    _gain: float = 1.0
     _all: _History = field(default_factory=lambda: _History(*_FIRST_GUESS))
     _requests: dict[RequestId, _History] = field(default_factory=dict)
 
@@ -223,8 +238,10 @@ class AutoDepth:
         histories = [self._requests.setdefault(request.id, _History()) for request in requests]
         depths = self._thought([request.id for request in requests], histories, others)
         self._drafting = self._drafting + 1 if any(depths) else 0
-        if self._drafting > _PLAIN_AFTER:
-            self._drafting = 0
+        if self._drafting > next(steps for gain, steps in _PLAIN_AFTER if self._gain < gain):
+            self._drafting, self._plain = 0, _PLAIN_STEPS
+        if self._plain:
+            self._plain -= 1
             return [0] * len(depths)
         self._probe(histories, depths, others)
         for history, depth in zip(histories, depths, strict=True):
@@ -254,10 +271,8 @@ class AutoDepth:
         """
         chances = list(map(self._chance, histories))
         base = len(histories)
-        best: tuple[float, list[tuple[float, int]]] = (
-            base / self.curve.seconds(base + others) * _LEAST_GAIN,
-            [],
-        )
+        plain = base / self.curve.seconds(base + others)
+        best: tuple[float, list[tuple[float, int]]] = (plain * _LEAST_GAIN, [])
         worths: list[tuple[float, int]] = []
         idle = 0
         for passes in range(1, self.ceiling + 1):
@@ -270,7 +285,7 @@ class AutoDepth:
                 idle += 1
                 if idle == _PATIENCE:
                     break
-        depths = [0] * base
+        self._gain, depths = best[0] / plain, [0] * base
         for _, row in best[1]:
             depths[row] += 1
         return depths
@@ -321,8 +336,14 @@ class AutoDepth:
 
     def measure(self, cost: StepCost) -> None:
         """See Depth."""
-        self.curve.add(cost.tokens, cost.rest_s)
-        if cost.passes:
+        asked = cost.passes > 0
+        self._alike = self._alike + 1 if asked == self._asked else 0
+        self._asked, settled = asked, self._alike >= _SETTLED
+        if settled or not self.curve.knows(cost.tokens):
+            if cost.rest_s > _SURPRISE * self.curve.seconds(cost.tokens):
+                self._last.fresh = 0
+            self.curve.add(cost.tokens, cost.rest_s)
+        if asked and (settled or self._pass_curve is None):
             rows, seconds = max(1, round(cost.drafted / cost.passes)), cost.draft_s / cost.passes
             if self._pass_curve is None:
                 self._pass_curve = CostCurve({rows: seconds})

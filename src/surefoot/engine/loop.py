@@ -92,7 +92,8 @@ class Loop:
         """Draft, run the model over known and drafted tokens, and choose; seconds of drafting."""
         self._prepare()
         begun = self.clock()
-        self._draft([row for row in rows if row.depth > 0])
+        if drafting := [row for row in rows if row.depth > 0]:
+            self._draft(drafting)
         draft_s = self.clock() - begun
         return self._runner.run(rows), draft_s
 
@@ -103,9 +104,10 @@ class Loop:
         did not get to is done before the next forward, in order and nothing twice.
         """
         work = self._ledger.take_work()
-        self._drafter.prepare(work)
-        self._undone.append(Work(work.clear_pages, []))
-        self._undone.extend(Work([], [move]) for move in work.moves)
+        if work.clear_pages or work.moves:
+            self._drafter.prepare(work)
+            self._undone.append(Work(work.clear_pages, []))
+            self._undone.extend(Work([], [move]) for move in work.moves)
         while self._undone:
             self._runner.prepare(self._undone[0])
             self._undone.popleft()
