@@ -210,7 +210,9 @@ class RecordedReplay:
     def __init__(self, inner: Backend) -> None:
         """Record what `inner` computes."""
         self._inner, self._tapes = inner, Tapes()
-        self.capabilities = replace(inner.capabilities, recordings=_RECORDINGS)
+        self.capabilities = replace(
+            inner.capabilities, recordings=_RECORDINGS, padded_recordings=True
+        )
         self.device = inner.device
         self.recordings: list[TapedRecording] = []
 
