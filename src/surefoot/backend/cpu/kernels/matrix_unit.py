@@ -9,8 +9,8 @@ So the bits of a token's sums do not depend on the tokens beside it, nor on how 
     tiles 4 to 6   the three pieces of 32 inputs of these tokens, see `pieces`
     tile  7        weights, two inputs of an output side by side
 
-To load a tile takes three times as long as to multiply (measured), and this is the division with
-the most products a load.
+This is the division with the most products a load. Rows of inputs and weights begin with a cache
+line: otherwise a load takes six times as long, and three times as long as a product (measured).
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def describe_tiles(tokens: int, form: npt.NDArray[np.uint8]) -> None:
 
 
 def _call(builder: Any, name: str, *arguments: Any) -> None:
-    """One instruction of the unit; tiles are given by number, rest are addresses and strides."""
+    """One instruction of the unit; tiles are given by number, all else by address or stride."""
     values = [ir.Constant(_BYTE, one) if isinstance(one, int) else one for one in arguments]
     kind = ir.FunctionType(ir.VoidType(), [value.type for value in values])
     function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.{name}")
