@@ -23,7 +23,8 @@ _FIRST_GUESS = (6.0, 10.0)
 _PRIOR_TRIALS = 4.0
 _PROBE_AFTER = 24
 _PROBE_SHARE = 0.01
-_PLAIN_AFTER = ((1.25, 32), (1.6, 128), (math.inf, 384))  # steps, up to some gain
+_PLAIN_AFTER = 32  # steps with drafts, twice as many each time that drafts are found to pay
+_PLAIN_AFTER_MOST = ((1.25, 32), (1.6, 128), (math.inf, 512))  # up to some gain
 _PLAIN_STEPS = 6
 _SETTLED = 3
 _SURPRISE = 1.25  # times as dear as thought: think again at once
@@ -219,6 +220,7 @@ class AutoDepth:
     _asked: bool = False
     _alike: int = 0
     _gain: float = 1.0
+    _patience: int = _PLAIN_AFTER
     _all: _History = field(default_factory=lambda: _History(*_FIRST_GUESS))
     _requests: dict[RequestId, _History] = field(default_factory=dict)
 
@@ -238,7 +240,11 @@ class AutoDepth:
         histories = [self._requests.setdefault(request.id, _History()) for request in requests]
         depths = self._thought([request.id for request in requests], histories, others)
         self._drafting = self._drafting + 1 if any(depths) else 0
-        if self._drafting > next(steps for gain, steps in _PLAIN_AFTER if self._gain < gain):
+        if not self._drafting:
+            self._patience = _PLAIN_AFTER
+        if self._drafting > self._patience:
+            most = next(steps for gain, steps in _PLAIN_AFTER_MOST if self._gain < gain)
+            self._patience = min(2 * self._patience, most)
             self._drafting, self._plain = 0, _PLAIN_STEPS
         if self._plain:
             self._plain -= 1
@@ -339,7 +345,7 @@ class AutoDepth:
         asked = cost.passes > 0
         self._alike = self._alike + 1 if asked == self._asked else 0
         self._asked, settled = asked, self._alike >= _SETTLED
-        if settled or not self.curve.knows(cost.tokens):
+        if settled or (asked and not self.curve.knows(cost.tokens)):
             if cost.rest_s > _SURPRISE * self.curve.seconds(cost.tokens):
                 self._last.fresh = 0
             self.curve.add(cost.tokens, cost.rest_s)
