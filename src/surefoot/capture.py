@@ -226,7 +226,8 @@ class ExactCall:
         self._most = most
         self._bounds = LayoutBounds(longest_table, bounded)
         self._met: Counter[StepSize] = Counter()
-        self._recorded: OrderedDict[StepSize, _Recorded | None] = OrderedDict()
+        self._recorded: OrderedDict[StepSize, _Recorded] = OrderedDict()
+        self._unfit: set[StepSize] = set()  # cannot be recorded
 
     def close(self) -> None:
         """Let go of all recordings."""
@@ -235,11 +236,12 @@ class ExactCall:
     def __call__(self, step: Step, *inputs: Tensor) -> Computed:
         """See StepCall."""
         size = step.size
+        if size.tokens > _MOST_TOKENS or size in self._unfit:
+            return self._eager(step, *inputs)
         if size in self._recorded:
             self._recorded.move_to_end(size)
-            held = self._recorded[size]
-            return self._eager(step, *inputs) if held is None else _replayed(held, step, inputs)
-        if size.tokens > _MOST_TOKENS or self._met[size] < _OFTEN:
+            return _replayed(self._recorded[size], step, inputs)
+        if self._met[size] < _OFTEN:
             self._met[size] += 1
             return self._eager(step, *inputs)
         return self._record(size, step, inputs)
@@ -248,18 +250,22 @@ class ExactCall:
         """Compute a step and record it, if that can be done."""
         work, backend = self._eager.work, self._eager.backend
         batch, mine = step.build(backend), [given.clone() for given in inputs]
+        computed: list[Computed] = []
 
         def run(rows: RowOperators) -> Sequence[Tensor]:
-            return work(replace(batch, rows=rows), mine)
+            computed.append(work(replace(batch, rows=rows), mine))
+            return computed[-1]
 
         recording = backend.record(step.layout(), self._bounds, (*batch.filled, *mine), run)
         if recording is None:
-            self._recorded[size] = None
-            return self._eager(step, *inputs)
-        self._recorded[size] = _Recorded(batch, mine, recording)
+            self._unfit.add(size)
+        else:
+            self._recorded[size] = _Recorded(batch, mine, recording)
         if len(self._recorded) > self._most:
-            self._recorded.popitem(last=False)
-        return Computed(*recording.outputs)
+            dropped, _ = self._recorded.popitem(last=False)
+            self._met[dropped] = 0
+        [once] = computed
+        return once
 
 
 def _replayed(held: _Recorded, step: Step, inputs: Sequence[Tensor]) -> Computed:

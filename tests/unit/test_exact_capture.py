@@ -156,7 +156,6 @@ def odd_sizes(batch: Batch, hidden: Tensor) -> Tensor:
     return hidden * hidden.sum().item() if len(hidden) % 2 else hidden
 
 
-@pytest.mark.xfail(strict=True, reason="sizes that cannot be recorded count, and are never let go")
 def test_sizes_that_cannot_be_recorded_take_no_place_from_others() -> None:
     twins, journey, most = twins_of(odd_sizes, most=2), Journey(1), 2
     for length in (1, 3, 5, 7, 2, 4, 6, 8):

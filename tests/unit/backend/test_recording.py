@@ -252,14 +252,10 @@ def test_a_head_with_experts_cannot_be_recorded(
     assert (backend.tried, backend.made) == (len(SHAPES), 0)
 
 
-run_twice = pytest.mark.xfail(
-    strict=True, reason="what was run to be recorded, and is not, is run once more over its caches"
-)
 LONG: Part = (12, 12, 0)
 """A row of more tokens than the rings of its request have room for beside their window."""
 
 
-@run_twice
 def test_a_step_that_proves_unrecordable_is_not_run_twice_over_its_window(tmp_path: Path) -> None:
     model, backend = load_model(write_tiny_latents, tmp_path, False)
     twins, journey = Twins(drafting(model), head_caches(model), backend), Journey(3)
@@ -269,7 +265,6 @@ def test_a_step_that_proves_unrecordable_is_not_run_twice_over_its_window(tmp_pa
     assert (backend.tried, backend.made) == (1, 0)
 
 
-@run_twice
 def test_a_step_that_proves_too_large_does_not_move_a_state_twice(tmp_path: Path) -> None:
     model, backend = load_model(write_gated, tmp_path, False)
     twins, journey = Twins(whole(model), model.description.caches, backend), Journey(3)
@@ -279,7 +274,6 @@ def test_a_step_that_proves_too_large_does_not_move_a_state_twice(tmp_path: Path
     assert (backend.tried, backend.made) == (1, 0)
 
 
-@run_twice
 def test_a_recurrent_draft_model_with_experts_is_not_run_twice(tmp_path: Path) -> None:
     model, backend = load_model(write_sparse, tmp_path, False)
     twins, journey = Twins(whole(model), model.description.caches, backend), Journey(3)

@@ -39,17 +39,25 @@ _Entry = tuple[Callable[..., object], tuple[object, ...]]
 
 
 class _Recorder:
-    """Writes down what is run while it is run; see Watcher."""
+    """Writes down what is run while it is run; see Watcher.
 
-    paused = False
+    What cannot be recorded is run on to its end all the same, as it has written to caches: a second
+    run would find them changed.
+
+    Attributes:
+        paused: it has given up.
+        entries: what was run.
+    """
 
     def __init__(self) -> None:
+        self.paused = False
         self.entries: list[_Entry] = []
-        self.bytes = 0
+        self._bytes = 0
 
     def kernel_call(self, function: Callable[..., object], args: tuple[object, ...]) -> None:
         """A kernel is about to run."""
-        self.entries.append((function, args))
+        if not self.paused:
+            self.entries.append((function, args))
 
     def python_call(
         self,
@@ -59,22 +67,36 @@ class _Recorder:
     ) -> object:
         """See Watcher: kernels take arrays, so a tensor may be turned into one."""
         if name_of(function) != "numpy":
-            refuse_call(function, args, kwargs)
+            try:
+                refuse_call(function, args, kwargs)
+            except TapeError as error:
+                self._give_up(error)
         return function(*args, **kwargs)
 
     def aten_call(
         self, function: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]
     ) -> object:
         """See Watcher."""
-        refuse_operator(function, args, kwargs)
+        try:
+            refuse_operator(function, args, kwargs)
+        except TapeError as error:
+            self._give_up(error)
+            return function(*args, **kwargs)
         result = function(*args, **kwargs)
         known = {memory_of(tensor) for tensor in tensors_in((args, dict(kwargs)))}
         places = enumerate(tensors_in(result))
         fresh = [(place, made) for place, made in places if memory_of(made) not in known]
-        self.bytes += sum(made.nbytes for _, made in fresh)
+        self._bytes += sum(made.nbytes for _, made in fresh)
         if function._schema.is_mutable or (fresh and function._schema.name not in _ROOM):
             self.entries.append((Call(function, args, dict(kwargs), fresh).repeat, ()))
+        if self._bytes > _MOST_BYTES:
+            self._give_up("it computes too much to gain by it")
         return result
+
+    def _give_up(self, reason: object) -> None:
+        log.info("a step is not recorded: %s", reason)
+        self.paused = True
+        self.entries.clear()
 
 
 class _MovableRows(CompiledRows):
@@ -128,14 +150,8 @@ def record_step(
     widths: Widths,
     work: Callable[[RowOperators], Sequence[Tensor]],
 ) -> StepRecording | None:
-    """Run a step and record it; None if it cannot be recorded, or is too large to gain by it."""
+    """Run a step, once, and record it; None if that cannot be done, or it is too large to gain."""
     rows, recorder = _MovableRows(layout, widths, bounds.longest_table), _Recorder()
-    try:
-        with listening(recorder.kernel_call), watching(recorder):
-            outputs = work(rows)
-    except TapeError as error:
-        log.info("a step of %d tokens is not recorded: %s", layout.starts[-1], error)
-        return None
-    if recorder.bytes > _MOST_BYTES:
-        return None
-    return StepRecording(recorder.entries, rows, outputs)
+    with listening(recorder.kernel_call), watching(recorder):
+        outputs = work(rows)
+    return None if recorder.paused else StepRecording(recorder.entries, rows, outputs)
