@@ -24,9 +24,9 @@ _PRIOR_TRIALS = 4.0
 _PROBE_AFTER = 24
 _PROBE_SHARE = 0.01
 _PLAIN_AFTER = 32  # steps with drafts, twice as many each time that drafts are found to pay
-_PLAIN_AFTER_MOST = ((1.25, 32), (1.6, 128), (math.inf, 512))  # up to some gain
-_PLAIN_STEPS = 6
-_SETTLED = 3
+_PLAIN_AFTER_MOST = ((1.2, 48), (1.6, 256), (math.inf, 512))  # up to some gain
+_PLAIN_STEPS = 7
+_SETTLED = 5
 _SURPRISE = 1.25  # times as dear as thought: think again at once
 _LEAST_GAIN = 1.03
 _SAMPLES = 9
@@ -129,10 +129,6 @@ class CostCurve:
             self._counts = sorted(self._now)
         self._known.clear()
 
-    def knows(self, tokens: int) -> bool:
-        """Whether steps of `tokens` tokens were measured."""
-        return tokens in self._samples
-
     def seconds(self, tokens: int) -> float:
         """Estimated seconds of a step of `tokens` tokens."""
         if tokens not in self._known:
@@ -202,8 +198,8 @@ class AutoDepth:
     What is not tried is not known. So a small share of the time goes into single drafted tokens
     for requests that are not drafted for, and now and then into a few steps without any draft.
 
-    The first steps with drafts after those without, or the other way round, tell little of those
-    to come: the caches of the processor hold what went before. They count where nothing else does.
+    The first steps without drafts after those with some tell little of those to come: the caches of
+    the processor hold what went before. They are not counted.
 
     Attributes:
         curve: step cost by tokens.
@@ -240,7 +236,7 @@ class AutoDepth:
         histories = [self._requests.setdefault(request.id, _History()) for request in requests]
         depths = self._thought([request.id for request in requests], histories, others)
         self._drafting = self._drafting + 1 if any(depths) else 0
-        if not self._drafting:
+        if depths and not self._drafting:
             self._patience = _PLAIN_AFTER
         if self._drafting > self._patience:
             most = next(steps for gain, steps in _PLAIN_AFTER_MOST if self._gain < gain)
@@ -345,11 +341,11 @@ class AutoDepth:
         asked = cost.passes > 0
         self._alike = self._alike + 1 if asked == self._asked else 0
         self._asked, settled = asked, self._alike >= _SETTLED
-        if settled or (asked and not self.curve.knows(cost.tokens)):
+        if settled or asked:
             if cost.rest_s > _SURPRISE * self.curve.seconds(cost.tokens):
                 self._last.fresh = 0
             self.curve.add(cost.tokens, cost.rest_s)
-        if asked and (settled or self._pass_curve is None):
+        if asked:
             rows, seconds = max(1, round(cost.drafted / cost.passes)), cost.draft_s / cost.passes
             if self._pass_curve is None:
                 self._pass_curve = CostCurve({rows: seconds})
