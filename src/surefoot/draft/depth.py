@@ -216,7 +216,7 @@ class AutoDepth:
     _asked: bool = False
     _alike: int = 0
     _gain: float = 1.0
-    _patience: int = _PLAIN_AFTER
+    _plain_after: int = _PLAIN_AFTER
     _all: _History = field(default_factory=lambda: _History(*_FIRST_GUESS))
     _requests: dict[RequestId, _History] = field(default_factory=dict)
 
@@ -237,10 +237,10 @@ class AutoDepth:
         depths = self._thought([request.id for request in requests], histories, others)
         self._drafting = self._drafting + 1 if any(depths) else 0
         if depths and not self._drafting:
-            self._patience = _PLAIN_AFTER
-        if self._drafting > self._patience:
+            self._plain_after = _PLAIN_AFTER
+        if self._drafting > self._plain_after:
             most = next(steps for gain, steps in _PLAIN_AFTER_MOST if self._gain < gain)
-            self._patience = min(2 * self._patience, most)
+            self._plain_after = min(2 * self._plain_after, most)
             self._drafting, self._plain = 0, _PLAIN_STEPS
         if self._plain:
             self._plain -= 1
