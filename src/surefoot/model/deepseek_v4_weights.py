@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -146,7 +147,7 @@ class LatentTensors:
         weight = self.weight(name, sizes.groups * rank, heads * sizes.size)
         starts = torch.arange(heads)[:, None] * sizes.size
         groups = [
-            pick_rows(weight, lambda rows, at=at: rows[at : at + rank])  # type: ignore[misc]
+            pick_rows(weight, itemgetter(slice(at, at + rank)))
             for at in range(0, sizes.groups * rank, rank)
         ]
         by_head = (starts + order).flatten()

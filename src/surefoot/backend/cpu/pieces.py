@@ -39,7 +39,7 @@ def suits_unit(weight: Tensor) -> bool:
 
 
 def _check(weight: Tensor, bias: Tensor | None) -> None:
-    assert suits_unit(weight), "the weight is not one for the unit"
+    assert matrix_unit.permitted(), "there is no unit"
     assert bias is None or bias.shape == weight.shape[:1], "one bias for each row of the weight"
 
 
