@@ -21,9 +21,9 @@ from torch import Tensor
 
 from surefoot.backend.blockwise.linear import swiglu
 from surefoot.backend.cpu import CpuBackend
-from surefoot.backend.cpu.experts import CompiledExperts, LimitedGated
+from surefoot.backend.cpu.experts import CompiledExperts, CompiledGated
 from surefoot.backend.cpu.kernels import matrix_unit, pieces
-from surefoot.backend.cpu.linear import FastGated, RowInvariant, pack_fast, pack_gated
+from surefoot.backend.cpu.linear import RowInvariant, pack_fast
 from surefoot.backend.cpu.pieces import (
     PiecesGated,
     PiecesLinear,
@@ -371,8 +371,7 @@ def test_without_the_unit_weights_are_packed_as_others_are(
     assert torch.equal(backend.pack_linear(weight, bias)(x), want(x))
     assert backend.invariant.report() == invariant.report()
     kinds = kinds_of(backend, weight, bias)
-    gated = type(pack_gated(want, 33)) if bitwise else FastGated
-    assert kinds[:3] == [type(want), gated, LimitedGated]
+    assert kinds[:3] == [type(want), CompiledGated, CompiledGated]
     assert kinds == kinds_of(backend, weight + 1e-3, bias), "weights that do not suit the unit"
 
 

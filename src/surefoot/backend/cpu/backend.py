@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -16,13 +15,13 @@ from surefoot.backend.blockwise.backend import BlockwiseBackend
 from surefoot.backend.blockwise.blocks import DeltaShape
 from surefoot.backend.blockwise.linear import PlainGated
 from surefoot.backend.blockwise.recurrent import least_new_width
-from surefoot.backend.cpu.experts import CompiledExperts, LimitedGated
+from surefoot.backend.cpu.experts import CompiledExperts, CompiledGated
 from surefoot.backend.cpu.grouped import pack_int8
 from surefoot.backend.cpu.int8 import Int8Gated
 from surefoot.backend.cpu.kernels import choose as choosing
 from surefoot.backend.cpu.kernels import prepare_kernels, routed, rowwise
 from surefoot.backend.cpu.kernels import streams as mixed
-from surefoot.backend.cpu.linear import FastGated, RowInvariant, pack_fast, pack_gated
+from surefoot.backend.cpu.linear import RowInvariant, pack_fast
 from surefoot.backend.cpu.pieces import PiecesGated, PiecesLinear, suits_unit
 from surefoot.backend.cpu.recording import record_step
 from surefoot.backend.cpu.rows import CompiledRows, are_float32, fold_delta, rows_packed
@@ -85,13 +84,10 @@ class CpuBackend(BlockwiseBackend):
             return Int8Gated(pack_int8(weight, bias), limit)
         if suits_unit(weight):
             return PiecesGated.pack(weight, bias, limit)
-        both, width = self.pack_linear(weight, bias), weight.shape[0] // 2
-        if limit < math.inf:
-            fits = weight.dtype == torch.float32
-            return LimitedGated(both, limit) if fits else PlainGated(both, limit)
-        if self.capabilities.bitwise:
-            return pack_gated(both, width)
-        return FastGated(both, width, rows=sys.maxsize)
+        both = self.pack_linear(weight, bias)
+        if weight.dtype == torch.float32:
+            return CompiledGated(both, limit)
+        return PlainGated(both, limit)
 
     def pack_experts(self, gate_up: Weight, down: Weight, limit: float = math.inf) -> Experts:
         """See Backend."""

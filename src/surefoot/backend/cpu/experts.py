@@ -1,4 +1,4 @@
-"""Feed-forward experts on a CPU: packed products, and compiled loops between them."""
+"""Feed-forwards on a CPU: packed products, and compiled loops between them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from surefoot.backend.protocol import Linear
 
 
 @dataclass(frozen=True)
-class LimitedGated:
-    """silu(gate) * up with a limit, for float32; see Backend.pack_gated.
+class CompiledGated:
+    """silu(gate) * up for float32; see Backend.pack_gated.
 
     Attributes:
         both: maps [T, inputs] to [T, 2 * width], the gate first.

@@ -15,14 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from surefoot.backend.blockwise.linear import PlainGated, PlainLinear
+from surefoot.backend.blockwise.linear import PlainLinear
 from surefoot.backend.cpu.products import LIBRARIES, Product, available_libraries
 from surefoot.backend.protocol import Linear
 
 TILE = 16
 Map = Callable[[Tensor], Tensor]
-_ONE_THREAD = 32768  # elements up to which the library computes elementwise in one thread
-_VECTOR = 64  # a multiple of what it computes at once, whatever the element type
 _TESTED_ROWS = (1, 2, 3, 5, 9, 15, 16, 17, 33)
 
 
@@ -105,39 +103,6 @@ class FastLinear:
             return self.packed.add(x, stream)
         y = torch.addmm(stream, x, self.columns)
         return y if self.bias is None else y.add_(self.bias)
-
-
-@dataclass(frozen=True)
-class FastGated:
-    """silu(gate) * up with the library's own silu.
-
-    Attributes:
-        both: maps [T, inputs] to [T, 2 * width], the gate first.
-        width: outputs.
-        rows: most rows of one silu. The library gives each thread a stretch of the elements and
-            treats the end of a stretch differently if it fills no whole vectors; below a certain
-            size it takes one thread.
-    """
-
-    both: Linear
-    width: int
-    rows: int
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Map [T, inputs] to [T, width]."""
-        both = self.both(x)
-        gate, up = both[:, : self.width], both[:, self.width :]
-        if x.shape[0] <= self.rows:
-            return F.silu(gate).mul_(up)
-        parts = zip(gate.split(self.rows), up.split(self.rows), strict=True)
-        return torch.cat([F.silu(gate).mul_(up) for gate, up in parts])
-
-
-def pack_gated(both: Linear, width: int) -> Map:
-    """silu(gate) * up whose bits do not depend on the cut, if those of `both` do not."""
-    if width % _VECTOR == 0 and width <= _ONE_THREAD:
-        return FastGated(both, width, _ONE_THREAD // width)
-    return PlainGated(both)
 
 
 def pack_fast(weight: Tensor, bias: Tensor | None) -> Linear:
