@@ -23,6 +23,7 @@ from tests.unit.model.models import Logits
 Get = Callable[[str], Saved]
 
 FAMILIES = ("llama", "qwen2", "qwen3", "mistral")
+ROUNDING = 1e-5  # the same weights, which lie elsewhere in memory
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -45,7 +46,7 @@ def test_a_stored_head_is_used_although_the_config_ties_it(name: str, tmp_path: 
     count = parameters(folder)
     edit_config(folder, tie_word_embeddings=True)
     want = theirs(Saved(reopened(made, folder), folder))
-    assert furthest(want, theirs(Saved(made, folder))) == 0
+    assert furthest(want, theirs(Saved(made, folder))) < ROUNDING, "it goes by the stored head"
     assert furthest(ours(folder, together(SETTING.lengths)), want) < TOLERANCE
     assert parameters(folder) == count
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from surefoot.backend.operands import LEAST_SUM
 from surefoot.backend.plain_streams import total
+from surefoot.backend.series import log1p
 
 
 class PlainRouters(ABC):
@@ -29,4 +30,4 @@ class PlainRouters(ABC):
 
 
 def _sqrt_softplus(x: Tensor) -> Tensor:
-    return torch.log1p(torch.exp(-x.abs())).add_(x.clamp(min=0)).sqrt_()
+    return log1p(torch.exp(-x.abs())).add_(x.clamp(min=0)).sqrt_()

@@ -5,16 +5,18 @@ So do the tiled forms, which it has for other types than float32.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-from surefoot.backend.blockwise.attention import ProductShape, least_tile_width
+from surefoot.backend.blockwise.attention import ProductShape, dots, least_tile_width
 from surefoot.backend.blockwise.linear import swiglu
 from surefoot.backend.blockwise.tiles import TILE_TOKENS
 from surefoot.backend.cpu import CpuBackend
+from surefoot.backend.series import log1p
 from tests.unit.backend.cuts import (
     Computes,
     Machine,
@@ -134,11 +136,11 @@ def test_tiles_of_the_least_width_and_wider_agree(shape: Shape) -> None:
     assert 1 <= least <= TILE_TOKENS
     draws = torch.Generator().manual_seed(99)
     left = torch.randn(3, TILE_TOKENS * group, size, generator=draws)
-    right = torch.randn(3, page_tokens, size, generator=draws).transpose(1, 2)
-    whole = torch.baddbmm(torch.zeros(()), left, right, alpha=0.3)
+    right = torch.randn(3, page_tokens, size, generator=draws)
+    whole = dots(torch.zeros(()), left, right, 0.3)
     for width in range(least, TILE_TOKENS + 1):
         part = left[:, : width * group].contiguous()
-        product = torch.baddbmm(torch.zeros(()), part, right, alpha=0.3)
+        product = dots(torch.zeros(()), part, right, 0.3)
         assert torch.equal(product, whole[:, : width * group]), width
 
 
@@ -179,3 +181,14 @@ def test_operators_on_heads_have_the_same_bits_for_any_rows(size: int, backend: 
     assert_row_invariant(
         lambda part: backend.rotary(part[:, :5], part[:, 7:], part[:, 7:]).contiguous(), both
     )
+
+
+def test_log1p_is_right_and_the_same_anywhere_in_a_tensor() -> None:
+    draws = torch.Generator().manual_seed(1)
+    x = torch.cat((torch.rand(500, generator=draws), torch.tensor([0.0, 1e-30, 1e-7, 1.0])))
+    got, want = log1p(x), torch.log1p(x.double())
+    assert ((got.double() - want).abs() <= 2.5e-7 * want).all()
+    assert log1p(torch.tensor([math.nan])).isnan().all()
+    for start in range(20):
+        for stop in range(start + 1, start + 40):
+            assert torch.equal(log1p(x[start:stop]), got[start:stop])

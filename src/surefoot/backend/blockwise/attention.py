@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from surefoot.backend.blockwise.block_plan import plan_delta
@@ -26,6 +27,8 @@ from surefoot.backend.blockwise.tiles import TILE_TOKENS, PageGroup, TileGroup, 
 from surefoot.backend.blockwise.window import RingShape, WindowGroup, group_windows
 from surefoot.backend.operands import DeltaCaches, DeltaInputs, Placing, RowLayout
 from surefoot.backend.plain_latents import PlainLatentRows
+
+_ALIGNED = 4  # float32 in 16 bytes
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,18 @@ def spread_bias(bias: Tensor, shape: ProductShape, give: Tensor | None) -> Tenso
     return by_page.reshape(-1, shape.group * width, columns)
 
 
+def dots(bias: Tensor, q: Tensor, k: Tensor, scale: float) -> Tensor:
+    """Bias + scale * q k^T, [n, R, P], by batched products of q [n, R, D] and k [n, P, D].
+
+    Some libraries take another kernel for a row that does not begin at a multiple of 16 bytes
+    (MKL on processors of another maker). So rows of another size are made up with zeros.
+    """
+    missing = -q.shape[-1] % _ALIGNED
+    if missing:
+        q, k = F.pad(q, (0, missing)), F.pad(k, (0, missing))
+    return torch.baddbmm(bias, q, k.transpose(1, 2), alpha=scale)
+
+
 def attend(q: Tensor, keys: Blocks, bias: Tensor, scale: float) -> Tensor:
     """Softmax attention by blocks of keys.
 
@@ -116,7 +131,7 @@ def attend(q: Tensor, keys: Blocks, bias: Tensor, scale: float) -> Tensor:
     """
     tiles, heads, rows, size = q.shape
     blocks = keys.blocks
-    by_page = torch.baddbmm(bias, keys.spread(q), keys.k.transpose(1, 2), alpha=scale)
+    by_page = dots(bias, keys.spread(q), keys.k, scale)
     scores = keys.scores(by_page, heads)
     if blocks == 1:
         weights = torch.softmax(scores, -1)
@@ -328,16 +343,14 @@ def least_tile_width(shape: ProductShape) -> int:
     q = torch.randn(batch, rows, shape.size, generator=generator)
     pages = torch.randn(batch, shape.page_tokens, shape.size, generator=generator)
     weights = torch.rand(batch, rows, shape.page_tokens, generator=generator)
-    keys = pages.transpose(1, 2)
 
     def scores(left: Tensor, right: Tensor) -> Tensor:
-        bias = left.new_zeros(left.shape[0], left.shape[1], right.shape[2])
-        return torch.baddbmm(bias, left, right, alpha=shape.scale)
+        return dots(left.new_zeros(*left.shape[:2], right.shape[1]), left, right, shape.scale)
 
     least = 1
     for width in range(1, TILE_TOKENS):
         count = width * shape.group
-        if not (_agree(scores, q, keys, count) and _agree(torch.bmm, weights, pages, count)):
+        if not (_agree(scores, q, pages, count) and _agree(torch.bmm, weights, pages, count)):
             least = width + 1
     return least
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from surefoot.backend.series import log1p
+
 
 def sigmoid(x: Tensor) -> Tensor:
     """1 / (1 + exp(-x)) in float32."""
@@ -16,7 +18,7 @@ def sigmoid(x: Tensor) -> Tensor:
 
 def softplus(x: Tensor) -> Tensor:
     """log(1 + exp(x)), without overflow."""
-    return torch.log1p(torch.exp(-x.abs())).add_(x.clamp(min=0))
+    return log1p(torch.exp(-x.abs())).add_(x.clamp(min=0))
 
 
 def sigmoid_gate(x: Tensor, gate: Tensor) -> Tensor:

@@ -215,9 +215,13 @@ def faded_products(rows: Tensor, begins: Tensor, sums: Tensor, bias: Tensor) -> 
 
 
 def solve_mix(n: Tensor, p: Tensor) -> Tensor:
-    """P (I + N)^-1, with at least two rows: the kernels for one row add up in another order."""
+    """P (I + N)^-1, with at least two rows: the kernels for one row add up in another order.
+
+    Some libraries also take another kernel for matrices that lie apart in memory.
+    """
     if p.shape[1] == 1:
         p = torch.cat((p, p), 1)
+    n, p = n.contiguous(), p.contiguous()
     mix: Tensor = torch.linalg.solve_triangular(n, p, upper=False, left=False, unitriangular=True)
     return mix
 
@@ -232,7 +236,7 @@ def make_advance(n: Tensor, k: Tensor, sums: Tensor, moving: Tensor | None) -> A
     left = torch.sub(last, sums).exp_().view(tiles, k.shape[1], -1, block, 1)
     return Advance(
         inverse=torch.linalg.solve_triangular(
-            n.flatten(0, 1), one, upper=False, unitriangular=True
+            n.flatten(0, 1).contiguous(), one, upper=False, unitriangular=True
         ),
         keys=(k.unsqueeze(2) * left).view(tiles * heads, block, -1),
         fade=last.exp().unsqueeze(-1),
