@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from surefoot.draft.duel import Duels
 from surefoot.ids import RequestId
 from surefoot.request import Request
 
@@ -22,18 +23,17 @@ _IDLE_DECAY = 0.99
 _FIRST_GUESS = (6.0, 10.0)
 _PRIOR_TRIALS = 4.0
 _PROBE_AFTER = 24
-_PROBE_SHARE = 0.01
-_PLAIN_AFTER = 32  # steps with drafts, twice as many each time that drafts are found to pay
-_PLAIN_AFTER_MOST = ((1.2, 48), (1.6, 256), (math.inf, 512))  # up to some gain
-_PLAIN_STEPS = 7
+_PROBE_SHARES = ((60, 0.01), (math.inf, 0.0025))  # of the time, up to some tokens tried
 _SETTLED = 5
 _SURPRISE = 1.25  # times as dear as thought: think again at once
-_LEAST_GAIN = 1.03
+_LEAST_GAIN = 1.01
 _SAMPLES = 9
 _TICK_S = 1e-9  # a coarse clock may see no time pass
 _PATIENCE = 4
 _THINK_EVERY = 4
 _THINK_PLAIN_EVERY = 16
+_COUNT_PLAIN_EVERY = 4
+_ONWARD = 16  # tokens that a cut is looked for beyond the best one; some products go in tiles
 _AT_ONCE = 1 << 30  # steps without a draft, as if nobody had waited longer
 
 
@@ -170,11 +170,11 @@ class _History:
         self.right = self.right * faded + right
         self.tried = self.tried * faded + tried
 
-    def wait(self) -> None:
-        """A step without a draft: what was seen counts a little less."""
-        self.idle += 1
-        self.right *= _IDLE_DECAY
-        self.tried *= _IDLE_DECAY
+    def wait(self, steps: int) -> None:
+        """Steps without a draft: what was seen counts a little less."""
+        self.idle += steps
+        self.right *= _IDLE_DECAY**steps
+        self.tried *= _IDLE_DECAY**steps
 
 
 @dataclass(slots=True)
@@ -186,6 +186,10 @@ class _Thought:
     depths: list[int]
     fresh: int
 
+    def holds(self, ids: list[RequestId], others: int) -> bool:
+        """Whether they will do for a step of these requests."""
+        return self.fresh > 0 and self.ids == ids and self.others == others
+
 
 @dataclass
 class AutoDepth:
@@ -196,10 +200,8 @@ class AutoDepth:
     expected seconds wins.
 
     What is not tried is not known. So a small share of the time goes into single drafted tokens
-    for requests that are not drafted for, and now and then into a few steps without any draft.
-
-    The first steps without drafts after those with some tell little of those to come: the caches of
-    the processor hold what went before. They are not counted.
+    for requests that are not drafted for. Whether drafts pay at all is decided by trials; see
+    `duel`. Where they do not, several steps are decided at once: thinking takes time, too.
 
     Attributes:
         curve: step cost by tokens.
@@ -210,13 +212,14 @@ class AutoDepth:
     ceiling: int
     _pass_curve: CostCurve | None = None
     _last: _Thought = field(default_factory=lambda: _Thought([], 0, [], 0))
+    _rest: _Thought = field(default_factory=lambda: _Thought([], 0, [], 0))
+    _rested: int = 0
     _credit_s: float = 0.0
-    _drafting: int = 0
-    _plain: int = 0
     _asked: bool = False
     _alike: int = 0
     _gain: float = 1.0
-    _plain_after: int = _PLAIN_AFTER
+    _hoped: float = 0.0
+    _duels: Duels = field(default_factory=Duels)
     _all: _History = field(default_factory=lambda: _History(*_FIRST_GUESS))
     _requests: dict[RequestId, _History] = field(default_factory=dict)
 
@@ -233,35 +236,36 @@ class AutoDepth:
 
     def limits(self, requests: Sequence[Request], others: int) -> list[int]:
         """See Depth."""
-        histories = [self._requests.setdefault(request.id, _History()) for request in requests]
-        depths = self._thought([request.id for request in requests], histories, others)
-        self._drafting = self._drafting + 1 if any(depths) else 0
-        if depths and not self._drafting:
-            self._plain_after = _PLAIN_AFTER
-        if self._drafting > self._plain_after:
-            most = next(steps for gain, steps in _PLAIN_AFTER_MOST if self._gain < gain)
-            self._plain_after = min(2 * self._plain_after, most)
-            self._drafting, self._plain = 0, _PLAIN_STEPS
-        if self._plain:
-            self._plain -= 1
-            return [0] * len(depths)
+        ids = [request.id for request in requests]
+        if self._rest.holds(ids, others):
+            self._rest.fresh -= 1
+            self._rested += 1
+            return list(self._rest.depths)
+        histories = [self._requests.setdefault(number, _History()) for number in ids]
+        depths = self._thought(ids, histories, others)
+        if any(depths) and not self._duels.of(len(depths)).wants(self._gain):
+            depths = [0] * len(depths)
+        for history in histories:
+            history.wait(self._rested)
         self._probe(histories, depths, others)
         for history, depth in zip(histories, depths, strict=True):
             if depth:
                 history.idle = 0
             else:
-                history.wait()
+                history.wait(1)
+        pairs = zip(histories, depths, strict=True)
+        self._hoped = sum(_expected(self._chance(history), depth) for history, depth in pairs)
+        self._rest = _Thought(ids, others, depths, 0 if any(depths) else _THINK_PLAIN_EVERY - 1)
+        self._rested = 0
         return depths
 
     def _thought(
         self, ids: list[RequestId], histories: Sequence[_History], others: int
     ) -> list[int]:
         """The best depths, thought over every few steps while the same requests decode."""
-        last = self._last
-        if last.fresh == 0 or last.ids != ids or last.others != others:
+        if not self._last.holds(ids, others):
             best = self._best(histories, others)
-            steps = _THINK_EVERY if any(best) else _THINK_PLAIN_EVERY
-            self._last = _Thought(ids, others, best, steps)
+            self._last = _Thought(ids, others, best, _THINK_EVERY if any(best) else 0)
         self._last.fresh -= 1
         return list(self._last.depths)
 
@@ -302,6 +306,8 @@ class AutoDepth:
             seconds = self.curve.seconds(base + others + count) + self.draft_s(count, passes)
             if expected / seconds > best:
                 best, cut = expected / seconds, count
+            elif count - cut > max(base, _ONWARD):
+                break
         return best, cut
 
     def _chance(self, history: _History) -> float:
@@ -312,7 +318,8 @@ class AutoDepth:
         """Try one token for requests that were idle for long, as far as the time set aside goes."""
         tokens = len(depths) + others + sum(depths)
         step_s = self.curve.seconds(tokens)
-        self._credit_s = min(self._credit_s + step_s * _PROBE_SHARE, 10 * step_s)
+        share = next(share for tried, share in _PROBE_SHARES if self._all.tried < tried)
+        self._credit_s = min(self._credit_s + (1 + self._rested) * step_s * share, 10 * step_s)
         idle = [row for row, depth in enumerate(depths) if depth == 0]
         for row in sorted(idle, key=lambda row: -histories[row].idle):
             drafted, passes = sum(depths), max(depths)
@@ -338,20 +345,26 @@ class AutoDepth:
 
     def measure(self, cost: StepCost) -> None:
         """See Depth."""
-        asked = cost.passes > 0
+        asked, rows = cost.passes > 0, cost.tokens - cost.drafted
+        self._duels.of(rows).add(asked, rows + self._hoped, cost.rest_s + cost.draft_s)
         self._alike = self._alike + 1 if asked == self._asked else 0
-        self._asked, settled = asked, self._alike >= _SETTLED
-        if settled or asked:
-            if cost.rest_s > _SURPRISE * self.curve.seconds(cost.tokens):
+        self._asked = asked
+        if asked or (self._alike >= _SETTLED and self._alike % _COUNT_PLAIN_EVERY == 0):
+            if asked and cost.rest_s > _SURPRISE * self.curve.seconds(cost.tokens):
                 self._last.fresh = 0
             self.curve.add(cost.tokens, cost.rest_s)
         if asked:
-            rows, seconds = max(1, round(cost.drafted / cost.passes)), cost.draft_s / cost.passes
+            drafted, seconds = max(1, round(cost.drafted / cost.passes)), cost.draft_s / cost.passes
             if self._pass_curve is None:
-                self._pass_curve = CostCurve({rows: seconds})
-            self._pass_curve.add(rows, seconds)
+                self._pass_curve = CostCurve({drafted: seconds})
+            self._pass_curve.add(drafted, seconds)
 
     def forget(self, request: RequestId) -> None:
         """See Depth."""
         self._requests.pop(request, None)
-        self._last.fresh = 0
+        self._last.fresh = self._rest.fresh = 0
+
+
+def _expected(chance: float, depth: int) -> float:
+    """Drafted tokens that are kept, on average, of `depth` that are each right with this chance."""
+    return sum(chance**place for place in range(1, depth + 1))

@@ -289,4 +289,4 @@ def test_who_finds_nothing_is_asked_once_more_at_once() -> None:
         policy.learn(RequestId(1), 0, 0)
         policy.measure(StepCost(1, 1.0, 0.0, 0, depth))
     first = asked[0]
-    assert asked == [first, first + 1, first + 26, first + 51]
+    assert asked[:3] == [first, first + 1, first + 34]

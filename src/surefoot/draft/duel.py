@@ -1,0 +1,123 @@
+"""Whether drafting pays: stretches of steps with drafts against stretches without.
+
+What a step would take the other way can be put together from what was measured of its parts, but
+only roughly: steps of one kind alone are quicker than between steps of another, and what is not
+done is not measured. Where drafts are nearly a tie that is not enough. So the other way is tried
+for a few steps now and then, and the two are compared by their whole steps.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from dataclasses import dataclass, field
+
+_TRIAL = 12
+_SETTLED = 5  # the first steps of a stretch are dearer: caches hold what went before
+_KEPT = 16
+_FIRST = 64
+_LONGER = 4
+_MOST = 1024
+_BETTER = 1.02  # times as fast, or all stays as it is
+_FOLLOWED = 1.06  # a drafter follows for a while, which makes plain steps so much dearer at first
+_SURE = 1.4  # a gain by estimate that no trial would take away
+_HOPE = 1.25  # times as much as was hoped for when drafts had lost: try them at once
+_SPREAD = 1.25
+_FEW = 4
+
+
+@dataclass(slots=True)
+class _Way:
+    """The last settled steps of one way: expected tokens, and seconds."""
+
+    tokens: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+
+    def speed(self) -> float:
+        """Tokens a second."""
+        return statistics.mean(self.tokens) / max(statistics.median(self.seconds), 1e-9)
+
+    def clear(self) -> None:
+        """Forget what was long ago."""
+        self.tokens.clear()
+        self.seconds.clear()
+
+
+@dataclass(slots=True)
+class Duel:
+    """Drafting against not drafting, for steps of about as many rows.
+
+    Attributes:
+        drafting: the way of the next step.
+        left: steps until the other way may be tried, or until a trial ends.
+        trial: `drafting` is what is being tried.
+        span: steps from a trial to the next one, four times as many whenever nothing changes.
+        gain: that drafts promise at present, by estimate.
+        hoped: the gain that they promised when they last lost.
+        settled: steps of this stretch.
+    """
+
+    drafting: bool = True
+    left: int = _TRIAL
+    trial: bool = False
+    span: int = _FIRST
+    gain: float = 1.0
+    hoped: float = math.inf
+    settled: int = 0
+    _with: _Way = field(default_factory=_Way)
+    _without: _Way = field(default_factory=_Way)
+
+    def wants(self, gain: float) -> bool:
+        """Whether to draft in the next step, which promises to be `gain` times as fast by it."""
+        self.gain = gain
+        if not self.trial:
+            known = self._with if self.drafting else self._without
+            due = self.left <= 0 and len(known.tokens) >= _TRIAL - _SETTLED
+            if (due and gain < _SURE) if self.drafting else (due or gain > _HOPE * self.hoped):
+                self._try_other()
+        return self.drafting
+
+    def add(self, drafted: bool, tokens: float, seconds: float) -> None:
+        """A step took so long; steps of the other way, which others decided on, do not count."""
+        if drafted != self.drafting:
+            self.settled = 0
+            return
+        self.settled += 1
+        self.left -= 1
+        if self.settled > _SETTLED:
+            way = self._with if drafted else self._without
+            way.tokens.append(tokens)
+            way.seconds.append(seconds)
+        if self.trial and self.left <= 0 and self.settled > _SETTLED:
+            self._decide()
+
+    def _try_other(self) -> None:
+        self.drafting, self.trial, self.left, self.settled = not self.drafting, True, _TRIAL, 0
+        (self._with if self.drafting else self._without).clear()
+
+    def _decide(self) -> None:
+        tried, other = (self._with, self._without)[:: 1 if self.drafting else -1]
+        handicap = 1.0 if self.drafting else _FOLLOWED
+        better = handicap * tried.speed() > _BETTER * other.speed()
+        if not better:
+            self.drafting, self.settled = not self.drafting, 0
+        if not self.drafting:
+            self.hoped = self.gain
+        self.span = _FIRST if better else min(_LONGER * self.span, _MOST)
+        self.trial, self.left = False, self.span
+
+
+class Duels:
+    """One for each number of rows, about."""
+
+    def __init__(self) -> None:
+        """Nothing was tried yet."""
+        self._duels: dict[int, Duel] = {}
+
+    def of(self, rows: int) -> Duel:
+        """That of so many rows."""
+        key = rows if rows <= _FEW else round(_FEW + math.log(rows / _FEW, _SPREAD))
+        if key not in self._duels:
+            self._duels[key] = Duel()
+        return self._duels[key]

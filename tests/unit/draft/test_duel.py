@@ -1,0 +1,87 @@
+"""Trials of drafting against not drafting, on a pretended machine."""
+
+from collections.abc import Callable
+
+from surefoot.draft.duel import Duel, Duels
+
+TRIAL, FIRST, MOST = 12, 64, 1024
+Takes = Callable[[bool], float]
+
+
+def played(duel: Duel, steps: int, gain: float, takes: Takes) -> list[bool]:
+    """Which way each step went: drafts bring two tokens for one, in the seconds that it takes."""
+    ways = []
+    for _ in range(steps):
+        drafts = duel.wants(gain)
+        duel.add(drafts, 2.0 if drafts else 1.0, takes(drafts))
+        ways.append(drafts)
+    return ways
+
+
+def stretches(ways: list[bool]) -> list[tuple[bool, int]]:
+    """How long each way was gone."""
+    found: list[tuple[bool, int]] = []
+    for way in ways:
+        if found and found[-1][0] == way:
+            found[-1] = way, found[-1][1] + 1
+        else:
+            found.append((way, 1))
+    return found
+
+
+def test_plain_steps_are_tried_and_drafts_that_pay_go_on_for_ever_longer() -> None:
+    ways = stretches(played(Duel(), 3000, 1.2, lambda drafts: 1.6 if drafts else 1.0))
+    assert [length for drafts, length in ways if not drafts] == [TRIAL] * 4
+    assert [length for drafts, length in ways if drafts][:4] == [TRIAL, 4 * FIRST, MOST, MOST]
+
+
+def test_drafts_that_lose_are_given_up_and_tried_ever_less_often() -> None:
+    ways = stretches(played(Duel(), 3000, 1.2, lambda drafts: 2.2 if drafts else 1.0))
+    assert [length for drafts, length in ways if drafts] == [TRIAL] * 5
+    plain = [length for drafts, length in ways if not drafts]
+    assert plain[:3] == [TRIAL + FIRST, 4 * FIRST, MOST]
+
+
+def test_a_gain_beyond_doubt_is_not_interrupted() -> None:
+    assert all(played(Duel(), 2000, 1.5, lambda drafts: 2.2 if drafts else 1.0))
+
+
+def test_drafts_are_tried_at_once_when_they_promise_much_more() -> None:
+    duel = Duel()
+    played(duel, 400, 1.1, lambda drafts: 2.2 if drafts else 1.0)
+    assert not duel.wants(1.3)
+    ways = played(duel, 200, 1.4, lambda drafts: 1.2 if drafts else 1.0)
+    assert all(ways)
+
+
+def test_a_tie_changes_nothing() -> None:
+    ways = stretches(played(Duel(), 1200, 1.1, lambda drafts: 1.9 if drafts else 1.0))
+    assert [length for drafts, length in ways if not drafts] == [TRIAL] * 2
+
+
+def test_the_first_steps_of_a_stretch_and_single_slow_ones_do_not_count() -> None:
+    duel, seen = Duel(), [0]
+
+    def takes(drafts: bool) -> float:
+        seen[0] += 1
+        slow = duel.settled < 5 or seen[0] % 6 == 0
+        return (1.6 if drafts else 1.0) * (9 if slow else 1)
+
+    ways = played(duel, 1000, 1.2, takes)
+    assert sum(ways) > 0.9 * len(ways)
+
+
+def test_steps_that_went_the_other_way_do_not_count() -> None:
+    duel = Duel()
+    for _ in range(500):
+        duel.wants(1.2)
+        duel.add(False, 1.0, 1e-3)
+    assert duel.wants(1.2)
+    assert (duel.left, duel.settled) == (TRIAL, 0)
+
+
+def test_steps_of_about_as_many_rows_share_a_duel() -> None:
+    duels = Duels()
+    assert len({id(duels.of(rows)) for rows in (1, 2, 3, 4)}) == 4
+    assert duels.of(31) is duels.of(33)
+    assert duels.of(8) is not duels.of(16)
