@@ -6,7 +6,8 @@ step of n rows, each at most w tokens
 -> its numbers go into the tensors that the recording reads; replay; results are cut to n rows
 
 Where nothing has to be padded (`Capabilities.padded_recordings`), a size is recorded while a step
-of it is computed, once it has come often.
+of it is computed, once it has come often. Steps whose rows differ in length come in too many sizes:
+they are padded to the next of a few.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from surefoot.step import Batch, Step, StepSize
 
 log = logging.getLogger(__name__)
 
-_MOST_TOKENS = 64  # a longer step is not held up by its calls
+_MOST_TOKENS = 128  # a longer step is not held up by its calls
 _OFTEN = 3  # steps of a size before it is recorded, which takes as long as ten of them
+_GRAIN = 8  # so few tokens more cost less than what is gained by having met the size before
 
 
 class Computed(NamedTuple):
@@ -216,12 +218,17 @@ class CapturedCall:
 
 
 class ExactCall:
-    """Replays a pass over steps of sizes that come often, and runs others eagerly."""
+    """Replays a pass over steps of sizes that come often, and runs others eagerly.
+
+    Attributes:
+        grain: steps of more tokens than rows are padded to a multiple of it; 1 for none.
+    """
 
     def __init__(
         self, work: Pass, backend: Backend, most: int, longest_table: int, bounded: bool
     ) -> None:
         """Keep `most` recordings of `work`, the last ones used; see Capture."""
+        self.grain = 1
         self._eager = EagerCall(work, backend)
         self._most = most
         self._bounds = LayoutBounds(longest_table, bounded)
@@ -235,21 +242,31 @@ class ExactCall:
 
     def __call__(self, step: Step, *inputs: Tensor) -> Computed:
         """See StepCall."""
-        size = step.size
+        whole = self._padded(step)
+        size = whole.size
         if size.tokens > _MOST_TOKENS or size in self._unfit:
             return self._eager(step, *inputs)
         if size in self._recorded:
             self._recorded.move_to_end(size)
-            return _replayed(self._recorded[size], step, inputs)
+            return _without_padding(_replayed(self._recorded[size], whole, inputs), step)
         if self._met[size] < _OFTEN:
             self._met[size] += 1
             return self._eager(step, *inputs)
-        return self._record(size, step, inputs)
+        return _without_padding(self._record(size, whole, inputs), step)
+
+    def _padded(self, step: Step) -> Step:
+        rows, tokens = len(step.rows), step.token_count
+        if self.grain == 1 or tokens == rows:
+            return step
+        return step.pad(rows + 1, tokens + self.grain - tokens % self.grain)
 
     def _record(self, size: StepSize, step: Step, inputs: Sequence[Tensor]) -> Computed:
         """Compute a step and record it, if that can be done."""
         work, backend = self._eager.work, self._eager.backend
-        batch, mine = step.build(backend), [given.clone() for given in inputs]
+        batch = step.build(backend)
+        mine = [given.new_zeros(size.tokens, *given.shape[1:]) for given in inputs]
+        for held, given in zip(mine, inputs, strict=True):
+            held[: len(given)].copy_(given)
         computed: list[Computed] = []
 
         def run(rows: RowOperators) -> Sequence[Tensor]:
@@ -272,9 +289,14 @@ def _replayed(held: _Recorded, step: Step, inputs: Sequence[Tensor]) -> Computed
     """A step of the very size that was recorded."""
     step.fill(held.batch)
     for mine, given in zip(held.inputs, inputs, strict=True):
-        mine.copy_(given)
+        mine[: len(given)].copy_(given)
     held.recording.replay(step.layout())
     return Computed(*held.recording.outputs)
+
+
+def _without_padding(computed: Computed, step: Step) -> Computed:
+    """What was computed for a step, without that of the padding behind it."""
+    return Computed(computed.hidden[: step.token_count], computed.logits)
 
 
 def _blank_batch(blank: Step, bucket: Bucket, kind: RowKind, backend: Backend) -> Batch:
@@ -314,6 +336,7 @@ class Capture:
         """
         if self.most and not backend.capabilities.padded_recordings:
             exact = ExactCall(work, backend, self.most, self.longest_table, kind.bounded)
+            exact.grain = _GRAIN
             self._calls.append(exact)
             return exact
         buckets = make_buckets(self.most_rows, max(widest, self.widest), self.most)

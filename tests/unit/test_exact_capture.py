@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from surefoot import capture as capturing
+from surefoot import step as stepping
 from surefoot.backend.cpu import recording
 from surefoot.backend.cpu.recording import StepRecording
 from surefoot.capture import Capture, Computed, EagerCall, ExactCall, Pass, RowKind
@@ -89,11 +90,37 @@ def test_sizes_are_told_apart_by_all_that_shapes_a_step() -> None:
 
 def test_long_steps_are_not_recorded() -> None:
     twins, journey = twins_of(), Journey(1)
-    assert differences(twins, journey, (64,), OFTEN + 2) == []
+    assert differences(twins, journey, (128,), OFTEN + 2) == []
     assert twins.backend.made == 1
-    assert differences(twins, journey, (65,), OFTEN + 2) == []
-    assert differences(twins, journey, (33, 32), OFTEN + 2) == []
+    assert differences(twins, journey, (129,), OFTEN + 2) == []
+    assert differences(twins, journey, (65, 64), OFTEN + 2) == []
     assert twins.backend.tried == 1
+
+
+GRAIN = 8
+UNLIKE = [(3, 1), (1, 4), (2, 2), (5, 1, 1), (1, 1, 4), (2, 3, 2), (1, 9), (8, 8, 7)]
+
+
+def test_steps_of_rows_of_unlike_length_share_a_few_recordings() -> None:
+    twins, journey = Twins(summing(), CACHES, Counting(), 8, GRAIN), Journey(1)
+    for _ in range(OFTEN + 3):
+        for lengths in UNLIKE:
+            assert differences(twins, journey, lengths, 1) == []
+    sizes = {(size.rows, size.tokens) for size in twins.call._recorded}
+    assert sizes == {(3, 8), (4, 8), (3, 16), (4, 24)}
+    assert twins.backend.replays > (OFTEN - 1) * len(UNLIKE)
+
+
+def test_one_token_a_row_is_not_padded() -> None:
+    twins, journey = Twins(summing(), CACHES, Counting(), 8, GRAIN), Journey(1)
+    assert differences(twins, journey, (1, 1, 1), OFTEN + 2) == []
+    assert [(size.rows, size.tokens) for size in twins.call._recorded] == [(3, 3)]
+
+
+def test_padding_that_does_not_go_to_the_sink_is_found_out() -> None:
+    twins, journey = Twins(summing(), CACHES, Counting(), 8, GRAIN), Journey(1)
+    with patch.object(stepping, "SINK_PAGE", 1):
+        assert differences(twins, journey, (3, 1), OFTEN + 3) != []
 
 
 def listed(_: Batch, hidden: Tensor) -> Tensor:

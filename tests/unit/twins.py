@@ -19,7 +19,7 @@ from surefoot.state.pool import Pools
 from surefoot.state.spec import CacheSpec
 from surefoot.step import NO_GUESSES, Row, Step
 
-P, LONGEST, SLOTS, DEPTH = 16, 5, 4, 4
+P, LONGEST, SLOTS, DEPTH = 16, 9, 4, 4
 VOCAB = 64
 Part = tuple[int, int, int]
 """A row: tokens that the host knows, how many of them are certain, and tokens that it guesses."""
@@ -165,12 +165,14 @@ class Twins:
         specs: Sequence[CacheSpec],
         backend: Counting,
         most: int = 8,
+        grain: int = 1,
     ) -> None:
-        """`make` gives the pass over some caches."""
+        """`make` gives the pass over some caches; the call pads with `grain`."""
         self.backend = backend
         self._pools = used_pools(specs), used_pools(specs)
         self._eager = EagerCall(make(self._pools[0]), backend)
         self.call = ExactCall(make(self._pools[1]), backend, most, LONGEST, bounded=True)
+        self.call.grain = grain
 
     @torch.inference_mode()
     def differences(self, step: Step, *inputs: Tensor) -> list[str]:
@@ -183,6 +185,9 @@ class Twins:
             "logits": (got.logits, want.logits),
             **{f"input {i}": pair for i, pair in enumerate(zip(given, inputs, strict=True))},
         }
-        caches = zip(*map(tensors_of, self._pools), strict=True)
+        # Padding may write to the sinks, which come first: [layers, pages or slots, ...].
+        first = 0 if self.call.grain == 1 else 1
+        of_both = ([part[:, first:] for part in tensors_of(pools)] for pools in self._pools)
+        caches = zip(*of_both, strict=True)
         pairs |= {f"cache {i}": pair for i, pair in enumerate(caches)}
         return [name for name, pair in pairs.items() if not same_bits(*pair)]
