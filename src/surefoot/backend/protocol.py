@@ -346,6 +346,23 @@ class Backend(Protocol):
         """
         ...
 
+    def join_tokens(
+        self, tokens: Tensor, table: Tensor, states: Tensor, norms: Tensor, eps: float
+    ) -> Tensor:
+        """The norm of each token's embedding, and beside it the norm of the state before it.
+
+        Args:
+            tokens: [T] int64, below V.
+            table: [V, n] embeddings.
+            states: [T, n] in the table's dtype.
+            norms: [2, n] weights of the norms, that of embeddings first.
+            eps: added to the mean squares.
+
+        Returns:
+            [T, 2 n] in the table's dtype.
+        """
+        ...
+
     def gate(self, x: Tensor, gate: Tensor) -> Tensor:
         """X * sigmoid(gate), elementwise; the shapes may broadcast."""
         ...

@@ -19,6 +19,7 @@ from surefoot.backend.noise import NoiseField, NoiseKey
 from surefoot.backend.operands import DeltaCaches, Fold, Int8Weight, RowLayout, Weight, experts_of
 from surefoot.backend.order import argmax_rows, temper
 from surefoot.backend.plain_int8 import PlainInt8Linear
+from surefoot.backend.plain_joins import PlainJoins
 from surefoot.backend.plain_routers import PlainRouters
 from surefoot.backend.plain_streams import PlainStreams
 from surefoot.backend.protocol import UNCHOSEN, Capabilities, Experts, Linear
@@ -75,7 +76,7 @@ class ReferenceExperts:
         return out
 
 
-class ReferenceBackend(PlainStreams, PlainRouters, Unrecorded):
+class ReferenceBackend(PlainStreams, PlainRouters, PlainJoins, Unrecorded):
     """All operators in float32 on the CPU."""
 
     def __init__(self) -> None:

@@ -167,9 +167,9 @@ class MtpHead:
     def _joined(self, batch: Batch, hidden: Tensor) -> Tensor:
         """[T, hidden] of each token's embedding and the state before it."""
         ends = self._ends
-        token = F.embedding(batch.tokens, ends.embedding)
-        both = torch.stack((token, hidden), dim=1)
-        return self._join(ends.backend.rms_norm(both, self._norms, ends.eps).flatten(1))
+        return self._join(
+            ends.backend.join_tokens(batch.tokens, ends.embedding, hidden, self._norms, ends.eps)
+        )
 
 
 class HybridModel:

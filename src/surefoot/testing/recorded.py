@@ -320,6 +320,12 @@ class RecordedReplay:
         """See Backend."""
         self._tapes.call(self._inner.clean, entries, tokens)
 
+    def join_tokens(
+        self, tokens: Tensor, table: Tensor, states: Tensor, norms: Tensor, eps: float
+    ) -> Tensor:
+        """See Backend."""
+        return self._tapes.call(self._inner.join_tokens, tokens, table, states, norms, eps)
+
     def gate(self, x: Tensor, gate: Tensor) -> Tensor:
         """See Backend."""
         return self._tapes.call(self._inner.gate, x, gate)

@@ -103,6 +103,17 @@ def rms_norm(backend: Backend, seed: int) -> Sequence[Tensor]:
     return [backend.rms_norm(x.to(backend.device), weight, eps) for x in (flat, by_head)]
 
 
+def join_tokens(backend: Backend, seed: int) -> Sequence[Tensor]:
+    rng, draws = _sources(seed)
+    count, vocab, width = rng.randrange(40), rng.randint(1, 50), rng.randint(1, 300)
+    tokens = torch.randint(0, vocab, (count,), generator=draws)
+    table, states = (3 * torch.randn(n, width, generator=draws) for n in (vocab, count))
+    norms, eps = torch.randn(2, width, generator=draws), rng.choice((1e-6, 1e-5, 1e-2))
+    device = backend.device
+    given = tokens.to(device), table.to(device), states.to(device), norms.to(device)
+    return (backend.join_tokens(*given, eps),)
+
+
 def pack_gated(backend: Backend, seed: int) -> Sequence[Tensor]:
     rng, draws = _sources(seed)
     outputs, inputs = rng.randint(1, 200), rng.randint(1, 200)
@@ -249,6 +260,7 @@ OPERATORS: Mapping[str, Run] = {
         ring_write,
         window_attention,
         rms_norm,
+        join_tokens,
         rotary,
         pack_linear,
         add_linear,

@@ -357,7 +357,7 @@ def name_of_entry(entry: recording._Entry) -> str:
         left_out("angles"),
         left_out("attend_pages"),
         left_out("clean"),
-        left_out("aten.embedding.default"),
+        left_out("join_tokens"),
     ],
 )
 def test_a_fault_is_found_out(

@@ -34,6 +34,7 @@ from surefoot.backend.operands import (
     RowLayout,
     Weight,
 )
+from surefoot.backend.plain_joins import PlainJoins
 from surefoot.backend.plain_routers import PlainRouters
 from surefoot.backend.plain_streams import PlainStreams
 from surefoot.backend.protocol import Capabilities, Experts, Linear, Recording
@@ -57,7 +58,7 @@ class Machine:
     misfit: Callable[[Sequence[str]], None]
 
 
-class AscendBackend(PlainStreams, PlainRouters):
+class AscendBackend(PlainStreams, PlainRouters, PlainJoins):
     """Operators on an NPU, or on the CPU by the emulation."""
 
     def __init__(self, machine: Machine) -> None:

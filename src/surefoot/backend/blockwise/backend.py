@@ -19,6 +19,7 @@ from surefoot.backend.blockwise.gates import delta_gates, sigmoid_gate, swish
 from surefoot.backend.blockwise.heads import rms_norm, rotary
 from surefoot.backend.noise import NoiseKey
 from surefoot.backend.operands import DeltaCaches, Fold, RowLayout, Weight
+from surefoot.backend.plain_joins import PlainJoins
 from surefoot.backend.plain_routers import PlainRouters
 from surefoot.backend.plain_streams import PlainStreams
 from surefoot.backend.protocol import Experts, Linear
@@ -26,7 +27,7 @@ from surefoot.backend.row_operators import RowOperators
 from surefoot.backend.unrecorded import Unrecorded
 
 
-class BlockwiseBackend(PlainStreams, PlainRouters, Unrecorded, ABC):
+class BlockwiseBackend(PlainStreams, PlainRouters, PlainJoins, Unrecorded, ABC):
     """Operators of one step in blockwise form; linears are each device's own."""
 
     def __init__(self, device: torch.device, widths: Widths) -> None:

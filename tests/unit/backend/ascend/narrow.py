@@ -26,6 +26,7 @@ NARROW: Mapping[str, tuple[int, ...]] = {
     "attend_latents": (0, 1, 2),
     "attend_chosen": (0, 1, 2),
     "rms_norm": (0,),
+    "join_tokens": (1, 2),
     "rotary": (0,),
     "gate": (0, 1),
     "gated_norm": (0, 1),
