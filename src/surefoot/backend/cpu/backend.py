@@ -17,6 +17,7 @@ from surefoot.backend.blockwise.linear import PlainGated
 from surefoot.backend.blockwise.recurrent import least_new_width
 from surefoot.backend.cpu.experts import CompiledExperts, CompiledGated
 from surefoot.backend.cpu.grouped import pack_int8
+from surefoot.backend.cpu.halves import HalvesLinear, suits_vectors
 from surefoot.backend.cpu.int8 import Int8Gated
 from surefoot.backend.cpu.kernels import choose as choosing
 from surefoot.backend.cpu.kernels import prepare_kernels, routed, rowwise
@@ -72,6 +73,8 @@ class CpuBackend(BlockwiseBackend):
             return pack_int8(weight, bias)
         if suits_unit(weight):
             return PiecesLinear.pack(weight, bias)
+        if suits_vectors(weight):
+            return HalvesLinear.pack(weight, bias)
         if self.capabilities.bitwise:
             return self.invariant.pack(weight, bias)
         return pack_fast(weight, bias)
@@ -139,6 +142,24 @@ class CpuBackend(BlockwiseBackend):
         )
         return out
 
+    def join_tokens(
+        self, tokens: Tensor, table: Tensor, states: Tensor, norms: Tensor, eps: float
+    ) -> Tensor:
+        """See Backend."""
+        if not are_float32(table, states, norms):
+            return super().join_tokens(tokens, table, states, norms, eps)
+        assert states.shape == (len(tokens), table.shape[1]), "states do not fit the tokens"
+        out = torch.empty(len(tokens), 2, table.shape[1])
+        rowwise.join_tokens(
+            tokens.numpy(),
+            table.numpy(),
+            states.contiguous().numpy(),
+            norms.numpy(),
+            np.float32(eps),
+            out.numpy(),
+        )
+        return out.flatten(1)
+
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """See Backend."""
         if not are_float32(x, cos, sin):
@@ -156,7 +177,14 @@ class CpuBackend(BlockwiseBackend):
         tokens = torch.empty(len(keys), dtype=torch.long)
         words = np.array(keys, dtype=np.int32).view(np.uint32).reshape(-1, 2)
         warmths = np.array(temperatures, dtype=np.float32)
-        choosing.choose(scores.contiguous().numpy(), warmths, words, UNCHOSEN, tokens.numpy())
+        choosing.choose(
+            scores.contiguous().numpy(),
+            warmths,
+            words,
+            UNCHOSEN,
+            tokens.numpy(),
+            torch.get_num_threads(),
+        )
         return tokens
 
     def clean(self, entries: Tensor, tokens: Tensor) -> None:

@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from surefoot.backend.cpu.halves import are_halves
 from surefoot.backend.cpu.kernels import matrix_unit, pieces
 from surefoot.backend.cpu.kernels.algebra import Floats
 from surefoot.backend.cpu.kernels.matrix_unit import INPUTS, OUTPUTS, PIECES, TOKENS, Halves
 
 _NO_BIAS = np.empty(0, np.float32)
 _NO_STREAM = np.empty((0, 0), np.float32)
-_LOW = 0xFFFF  # the digits of a float32 that a bfloat16 lacks
 _MOST_NUMBERS = 4 << 20
 
 
@@ -31,10 +31,8 @@ def suits_unit(weight: Tensor) -> bool:
     threads = torch.get_num_threads()
     return (
         matrix_unit.permitted()
-        and weight.dtype == torch.float32
-        and weight.numel() > 0
         and (threads == 1 or weight.numel() * threads <= _MOST_NUMBERS)
-        and not bool((weight.contiguous().view(torch.int32) & _LOW).any())
+        and are_halves(weight)
     )
 
 

@@ -67,6 +67,7 @@ class CompiledRows:
             self._by_table,
             self._pages,
             out.numpy(),
+            torch.get_num_threads(),
         )
         return out
 
@@ -98,6 +99,7 @@ class CompiledRows:
             self._by_table,
             self._pages,
             out.numpy(),
+            torch.get_num_threads(),
         )
         return out
 
@@ -348,6 +350,7 @@ def run_delta(inputs: DeltaInputs, caches: DeltaCaches, rows: Integers) -> Tenso
         caches.block,
         rows,
         out.numpy(),
+        torch.get_num_threads(),
     )
     return out
 
@@ -374,4 +377,5 @@ def fold_delta(caches: DeltaCaches, folds: Sequence[Fold]) -> None:
         block,
         np.array(rows, dtype=np.int64).reshape(-1, 6),
         no_values,
+        torch.get_num_threads(),
     )

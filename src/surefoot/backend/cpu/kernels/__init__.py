@@ -16,6 +16,7 @@ from surefoot.backend.cpu.kernels import (
     dots,
     grouped,
     grouped_dots,
+    halves,
     int8,
     latents,
     matrix_unit,
@@ -27,9 +28,10 @@ from surefoot.backend.cpu.kernels import (
 from surefoot.backend.cpu.kernels.compile import Kernel
 
 _EVERYWHERE = (attention, choose, chosen, delta, grouped, int8, latents, rowwise, streams, writes)
+_WITH_VECTORS = (halves,) if halves.HAS_VECTORS else ()
 _WITH_DOTS = (dots, grouped_dots) if dots.HAS_DOTS else ()
 _ON_THE_UNIT = (pieces,) if matrix_unit.HAS_MATRIX_UNIT else ()
-_MODULES = (*_EVERYWHERE, *_WITH_DOTS, *_ON_THE_UNIT)
+_MODULES = (*_EVERYWHERE, *_WITH_VECTORS, *_WITH_DOTS, *_ON_THE_UNIT)
 
 
 def prepare_kernels(progress: Callable[[str], None]) -> None:

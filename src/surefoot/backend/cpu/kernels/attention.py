@@ -23,6 +23,7 @@ from surefoot.backend.cpu.kernels.algebra import (
     sum_of,
 )
 from surefoot.backend.cpu.kernels.compile import kernel, part
+from surefoot.backend.cpu.kernels.threads import on_threads
 
 _ZERO = np.float32(0)
 _ONE = np.float32(1)
@@ -122,6 +123,46 @@ def _page(pool: Floats, pages: Integers, head: int, low: int, high: int) -> Floa
 
 
 @part
+def _attend_row(
+    q: Floats,
+    pools: tuple[Floats, Floats],
+    scale: np.float32,
+    row: Integers,
+    pages: Integers,
+    head: int,
+    out: Floats,
+) -> None:
+    """All tokens of a row, for one key head."""
+    k_pool, v_pool = pools
+    page_tokens, size = k_pool.shape[2], k_pool.shape[3]
+    start, count, first, least, begins = row
+    group, table = q.shape[1] // k_pool.shape[1], pages[begins:]
+    step = _tile_tokens(group, first + count - least)
+    for begin in range(0, count, step):
+        tokens = min(step, count - begin)
+        queries, token, stop = tokens * group, start + begin, first + begin + tokens
+        even = (queries + 1) // 2 * 2
+        tile = np.zeros((even, size), np.float32)
+        scores = np.zeros((even, stop - least), np.float32)
+        _take_queries(q, token, head * group, group, scale, tile[:queries])
+        low = least
+        while low < stop:
+            high = min((low // page_tokens + 1) * page_tokens, stop)
+            keys = _page(k_pool, table, head, low, high)
+            _score(tile[:queries], keys, scores, low - least)
+            low = high
+        totals = _weigh_tile(scores[:queries], group, first + begin, least, stop, least)
+        sums = np.zeros((even, size), np.float32)
+        low = least
+        while low < stop:
+            high = min((low // page_tokens + 1) * page_tokens, stop)
+            values = _page(v_pool, table, head, low, high)
+            _add_values(scores, low - least, values, sums)
+            low = high
+        _put_outputs(sums, totals, group, token, head * group, out)
+
+
+@part
 def _attend(
     q: Floats,
     k_pool: Floats,
@@ -130,40 +171,17 @@ def _attend(
     rows: Integers,
     pages: Integers,
     out: Floats,
+    number: int,
+    parts: int,
 ) -> None:
-    heads, page_tokens, size = k_pool.shape[1], k_pool.shape[2], k_pool.shape[3]
-    group = q.shape[1] // heads
-    for row in range(rows.shape[0]):
-        start, count, first, least, begins = rows[row]
-        table = pages[begins:]
-        step = _tile_tokens(group, first + count - least)
-        for begin in range(0, count, step):
-            tokens = min(step, count - begin)
-            queries, token, stop = tokens * group, start + begin, first + begin + tokens
-            even = (queries + 1) // 2 * 2
-            tile = np.zeros((even, size), np.float32)
-            scores = np.zeros((even, stop - least), np.float32)
-            for head in range(heads):
-                _take_queries(q, token, head * group, group, scale, tile[:queries])
-                low = least
-                while low < stop:
-                    high = min((low // page_tokens + 1) * page_tokens, stop)
-                    keys = _page(k_pool, table, head, low, high)
-                    _score(tile[:queries], keys, scores, low - least)
-                    low = high
-                position = first + begin
-                totals = _weigh_tile(scores[:queries], group, position, least, stop, least)
-                sums = np.zeros((even, size), np.float32)
-                low = least
-                while low < stop:
-                    high = min((low // page_tokens + 1) * page_tokens, stop)
-                    values = _page(v_pool, table, head, low, high)
-                    _add_values(scores, low - least, values, sums)
-                    low = high
-                _put_outputs(sums, totals, group, token, head * group, out)
+    """Some rows and key heads: all those of a part."""
+    heads = k_pool.shape[1]
+    for place in range(number, rows.shape[0] * heads, parts):
+        row, head = place // heads, place % heads
+        _attend_row(q, (k_pool, v_pool), scale, rows[row], pages, head, out)
 
 
-@kernel("void(f4[:,:,::1],f4[:,:,:,::1],f4[:,:,:,::1],f4,i8[:,::1],i8[::1],f4[:,:,::1])")
+@kernel("void(f4[:,:,::1],f4[:,:,:,::1],f4[:,:,:,::1],f4,i8[:,::1],i8[::1],f4[:,:,::1],i8)")
 def paged_attention(
     q: Floats,
     k_pool: Floats,
@@ -172,6 +190,7 @@ def paged_attention(
     rows: Integers,
     pages: Integers,
     out: Floats,
+    threads: int,
 ) -> None:
     """See RowOperators.paged_attention.
 
@@ -184,8 +203,9 @@ def paged_attention(
             where the row's table starts in `pages`.
         pages: the page tables one after the other.
         out: [T, H, D].
+        threads: how many share the work.
     """
-    _attend(q, k_pool, v_pool, scale, rows, pages, out)
+    on_threads(_attend, threads, (q, k_pool, v_pool, scale, rows, pages, out))
 
 
 @part
@@ -201,7 +221,7 @@ def _place(
 
 @kernel(
     "void(f4[:,:,:],f4[:,:,:],f4[:,::1],f4,f4[:,::1],f4[:,::1],f4[:,:,:,::1],f4[:,:,:,::1],f4,"
-    "i8[:,::1],i8[::1],f4[:,:,::1])"
+    "i8[:,::1],i8[::1],f4[:,:,::1],i8)"
 )
 def attend_pages(
     q_and_k: Floats,
@@ -216,6 +236,7 @@ def attend_pages(
     rows: Integers,
     pages: Integers,
     out: Floats,
+    threads: int,
 ) -> None:
     """See RowOperators.attend_pages.
 
@@ -232,6 +253,7 @@ def attend_pages(
         rows: as for paged_attention.
         pages: the page tables one after the other.
         out: [T, H, D].
+        threads: how many share the work.
     """
     heads, page_tokens = out.shape[1], k_pool.shape[2]
     q = np.empty(out.shape, np.float32)
@@ -247,7 +269,7 @@ def attend_pages(
                 source, target = q_and_k[token, heads + head], k_pool[page, head, column]
                 _place(source, norms[heads + head], eps, cos[token], sin[token], target)
                 copy(v[token, head], v_pool[page, head, column])
-    _attend(q, k_pool, v_pool, scale, rows, pages, out)
+    on_threads(_attend, threads, (q, k_pool, v_pool, scale, rows, pages, out))
 
 
 @part

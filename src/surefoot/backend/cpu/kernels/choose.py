@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from surefoot.backend.cpu.kernels.algebra import Floats, Integers
 from surefoot.backend.cpu.kernels.compile import exact, exact_kernel
+from surefoot.backend.cpu.kernels.threads import on_threads
 
 Words = npt.NDArray[np.uint32]
 
@@ -119,12 +120,18 @@ def _draw(
     return winner
 
 
-@exact_kernel("void(f4[:,::1],f4[::1],u4[:,::1],i8,i8[::1])")
-def choose(
-    scores: Floats, temperatures: Floats, keys: Words, unchosen: int, tokens: Integers
+@exact
+def _choose_some(
+    scores: Floats,
+    temperatures: Floats,
+    keys: Words,
+    unchosen: int,
+    tokens: Integers,
+    number: int,
+    parts: int,
 ) -> None:
-    """See Backend.choose; scores [R, V], temperatures [R], keys [R, 2], tokens [R]."""
-    for row in range(scores.shape[0]):
+    """Some rows, all those of a part."""
+    for row in range(number, scores.shape[0], parts):
         peak, temperature = _peak(scores[row]), temperatures[row]
         if not np.isfinite(peak):
             tokens[row] = unchosen
@@ -132,3 +139,25 @@ def choose(
             tokens[row] = _first(scores[row], peak)
         else:
             tokens[row] = _draw(scores[row], peak, temperature, keys[row, 0], keys[row, 1])
+
+
+@exact_kernel("void(f4[:,::1],f4[::1],u4[:,::1],i8,i8[::1],i8)")
+def choose(
+    scores: Floats,
+    temperatures: Floats,
+    keys: Words,
+    unchosen: int,
+    tokens: Integers,
+    threads: int,
+) -> None:
+    """See Backend.choose.
+
+    Args:
+        scores: [R, V].
+        temperatures: [R].
+        keys: [R, 2].
+        unchosen: stands for no token.
+        tokens: [R], written to.
+        threads: how many share the work.
+    """
+    on_threads(_choose_some, threads, (scores, temperatures, keys, unchosen, tokens))

@@ -13,6 +13,8 @@ from typing import Generic, ParamSpec, TypeVar, cast
 from numba import njit
 from numba.core.registry import CPUDispatcher
 
+from surefoot.backend.cpu.kernels.threads import HAS_THREADS
+
 log = logging.getLogger(__name__)
 
 P = ParamSpec("P")
@@ -31,7 +33,8 @@ def digest(folder: Path) -> str:
     return hashed.hexdigest()[:16]
 
 
-_VERSION = digest(Path(__file__).parent)
+# A kernel that was compiled for the pool of threads cannot be linked where there is none.
+_VERSION = digest(Path(__file__).parent) + ("_in_pool" if HAS_THREADS else "")
 
 
 Listener = Callable[[Callable[..., object], tuple[object, ...]], None]

@@ -28,6 +28,7 @@ from surefoot.backend.cpu.kernels.algebra import (
     exp,
 )
 from surefoot.backend.cpu.kernels.compile import kernel, part
+from surefoot.backend.cpu.kernels.threads import on_threads
 
 _ZERO = np.float32(0)
 _LEAST_DECAY = np.float32(-46)  # e^-46 is 1e-20
@@ -203,9 +204,46 @@ def _keep_inputs(row: Integers, tokens: Tokens, rings: Rings) -> None:
             rings.beta[slot, column, head] = tokens.beta[token, head]
 
 
+@part
+def _run_heads(
+    q: Floats,
+    k: Floats,
+    v: Floats,
+    decay: Floats,
+    beta: Floats,
+    states: Floats,
+    k_ring: Floats,
+    error_ring: Floats,
+    decay_ring: Floats,
+    beta_ring: Floats,
+    size: int,
+    rows: Integers,
+    out: Floats,
+    number: int,
+    parts: int,
+) -> None:
+    """Some rows and value heads, all those of a part; see `delta_rule`."""
+    heads, key_size, value_size = states.shape[1], states.shape[2], states.shape[3]
+    tokens = Tokens(q, k, v, decay, beta, out)
+    rings = Rings(k_ring, error_ring, decay_ring, beta_ring)
+    block = Block(
+        np.empty((size, key_size), np.float32),
+        np.empty((size, value_size), np.float32),
+        np.empty(size, np.float32),
+        np.empty(size, np.float32),
+        np.empty((2, key_size), np.float32),
+        np.empty((2, value_size), np.float32),
+        np.empty(size, np.float32),
+        np.empty((key_size, size), np.float32),
+        np.empty((key_size, value_size), np.float32),
+    )
+    for place in range(number, rows.shape[0] * heads, parts):
+        _run_head(rows[place // heads], place % heads, tokens, rings, states, block)
+
+
 @kernel(
     "void(f4[:,:,:],f4[:,:,:],f4[:,:,:],f4[:,:],f4[:,:],f4[:,:,:,::1],f4[:,:,:,::1],"
-    "f4[:,:,:,::1],f4[:,:,::1],f4[:,:,::1],i8,i8[:,::1],f4[:,:,::1])"
+    "f4[:,:,:,::1],f4[:,:,::1],f4[:,:,::1],i8,i8[:,::1],f4[:,:,::1],i8)"
 )
 def delta_rule(
     q: Floats,
@@ -221,6 +259,7 @@ def delta_rule(
     size: int,
     rows: Integers,
     out: Floats,
+    threads: int,
 ) -> None:
     """See RowOperators.delta_rule; a row without tokens only moves its checkpoint.
 
@@ -239,22 +278,11 @@ def delta_rule(
         rows: [R, 6] index of the first token, tokens, first position, where the checkpoint stands,
             where it stands afterwards, slot.
         out: [T, Hv, dv].
+        threads: how many share the work.
     """
-    key_size, value_size = states.shape[2], states.shape[3]
+    arrays = (q, k, v, decay, beta, states, k_ring, error_ring, decay_ring, beta_ring)
+    on_threads(_run_heads, threads, (*arrays, size, rows, out))
     tokens = Tokens(q, k, v, decay, beta, out)
     rings = Rings(k_ring, error_ring, decay_ring, beta_ring)
-    block = Block(
-        np.empty((size, key_size), np.float32),
-        np.empty((size, value_size), np.float32),
-        np.empty(size, np.float32),
-        np.empty(size, np.float32),
-        np.empty((2, key_size), np.float32),
-        np.empty((2, value_size), np.float32),
-        np.empty(size, np.float32),
-        np.empty((key_size, size), np.float32),
-        np.empty((key_size, value_size), np.float32),
-    )
     for row in range(rows.shape[0]):
-        for head in range(states.shape[1]):
-            _run_head(rows[row], head, tokens, rings, states, block)
         _keep_inputs(rows[row], tokens, rings)

@@ -40,6 +40,20 @@ def rms_norm(x: Floats, weight: Floats, eps: np.float32, out: Floats) -> None:
             norm_row(target, weight[h % weight.shape[0]], eps)
 
 
+@kernel("void(i8[::1],f4[:,::1],f4[:,::1],f4[:,::1],f4,f4[:,:,::1])")
+def join_tokens(
+    tokens: Integers, table: Floats, states: Floats, norms: Floats, eps: np.float32, out: Floats
+) -> None:
+    """See Backend.join_tokens; out [T, 2, n]."""
+    for t in range(tokens.shape[0]):
+        token = tokens[t]
+        assert 0 <= token < table.shape[0], "a token must have an embedding"
+        copy(table[token], out[t, 0])
+        copy(states[t], out[t, 1])
+        norm_row(out[t, 0], norms[0], eps)
+        norm_row(out[t, 1], norms[1], eps)
+
+
 @kernel("void(f4[:,:,:],f4[:,:,:],f4[::1],f4,f4[:,:,::1])")
 def gated_norm(x: Floats, gate: Floats, weight: Floats, eps: np.float32, out: Floats) -> None:
     """See Backend.gated_norm; x, gate and out are [T, heads, n], weight [n]."""
