@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
 from numba import njit
+from torch import Tensor
 
+from surefoot.backend.cpu import CpuBackend
+from surefoot.backend.cpu import threads as threads_for
 from surefoot.backend.cpu.kernels import threads as pooled
 from surefoot.backend.cpu.kernels.threads import on_threads
+from surefoot.backend.noise import noise_key
+from surefoot.backend.protocol import Backend
+from tests.unit.backend.conformance import OPERATORS, Run
+from tests.unit.twins import same_bits
 
 Counts = npt.NDArray[np.int64]
 MOST = 5
@@ -86,3 +95,44 @@ def test_without_a_pool_there_is_one_part(monkeypatch: pytest.MonkeyPatch) -> No
     assert (counts == 101).all()
     with pytest.raises(ValueError, match="this part fails"):
         run(counts, 0, 3)
+
+
+@contextmanager
+def threads_in_use(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def chosen(backend: Backend, seed: int) -> Sequence[Tensor]:
+    draws = torch.Generator().manual_seed(seed)
+    rows = seed % 9
+    scores = torch.randn(rows, 300, generator=draws)
+    keys = [noise_key(seed, row) for row in range(rows)]
+    return [backend.choose(scores, [row % 3 / 2 for row in range(rows)], keys)]
+
+
+DIVIDED: Mapping[str, Run] = {
+    **{name: OPERATORS[name] for name in ("paged_attention", "attend_pages", "pack_linear")},
+    **{name: OPERATORS[name] for name in ("delta_rule", "fold_delta")},
+    "choose": chosen,
+}
+
+
+@pytest.mark.parametrize("operator", DIVIDED)
+def test_operators_have_the_same_bits_with_any_number_of_threads(
+    operator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However little there is to do."""
+    monkeypatch.setattr(threads_for, "_LEAST", 1)
+    backend, run = CpuBackend(), DIVIDED[operator]
+    for seed in range(25):
+        found = []
+        for count in (1, 2, 3):
+            with threads_in_use(count):
+                found.append(run(backend, seed))
+        for more in found[1:]:
+            assert all(map(same_bits, found[0], more))

@@ -26,6 +26,7 @@ from surefoot.backend.cpu.linear import RowInvariant, pack_fast
 from surefoot.backend.cpu.pieces import PiecesGated, PiecesLinear, suits_unit
 from surefoot.backend.cpu.recording import record_step
 from surefoot.backend.cpu.rows import CompiledRows, are_float32, fold_delta, rows_packed
+from surefoot.backend.cpu.threads import threads_for
 from surefoot.backend.noise import NoiseKey
 from surefoot.backend.operands import (
     DeltaCaches,
@@ -183,7 +184,7 @@ class CpuBackend(BlockwiseBackend):
             words,
             UNCHOSEN,
             tokens.numpy(),
-            torch.get_num_threads(),
+            threads_for(len(keys), scores.numel()),
         )
         return tokens
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from surefoot.backend.cpu.kernels import halves
 from surefoot.backend.cpu.kernels.algebra import Floats
 from surefoot.backend.cpu.kernels.halves import HAS_VECTORS, OUTPUTS, Halves
+from surefoot.backend.cpu.threads import threads_for
 
 _NO_BIAS = np.empty(0, np.float32)
 _NO_STREAM = np.empty((0, 0), np.float32)
@@ -83,6 +84,6 @@ class HalvesLinear:
             self.bias,
             stream,
             out.numpy(),
-            torch.get_num_threads(),
+            threads_for(len(self.weight), rows * inputs * self.outputs),
         )
         return out

@@ -15,6 +15,7 @@ from surefoot.backend.blockwise.attention import BlockwiseRows, Widths
 from surefoot.backend.cpu.kernels import attention, delta, rowwise, writes
 from surefoot.backend.cpu.kernels import chosen as looked_at
 from surefoot.backend.cpu.kernels import latents as kernels
+from surefoot.backend.cpu.threads import threads_for
 from surefoot.backend.operands import (
     Compression,
     DeltaCaches,
@@ -31,6 +32,7 @@ from surefoot.backend.operands import (
 Integers = npt.NDArray[np.int64]
 _NO_ENTRIES = np.empty((0, 1, 1), np.float32)
 _ALL = np.empty((0, 0), np.int64)
+_SEEN = 128  # positions that a token sees, about
 
 
 class CompiledRows:
@@ -67,7 +69,7 @@ class CompiledRows:
             self._by_table,
             self._pages,
             out.numpy(),
-            torch.get_num_threads(),
+            self._threads(out, k_pool),
         )
         return out
 
@@ -99,7 +101,7 @@ class CompiledRows:
             self._by_table,
             self._pages,
             out.numpy(),
-            torch.get_num_threads(),
+            self._threads(out, pools[0]),
         )
         return out
 
@@ -256,6 +258,10 @@ class CompiledRows:
     def _by_slot(self) -> Integers:
         return self._laid_out(by_slot)
 
+    def _threads(self, out: Tensor, k_pool: Tensor) -> int:
+        """For attention whose results are `out`: rows and key heads are apart."""
+        return threads_for(len(self._layout.slots) * k_pool.shape[1], out.numel() * _SEEN)
+
     def _laid_out(self, make: Callable[[RowLayout], Integers]) -> Integers:
         """The layout as kernels read it."""
         return make(self._layout)
@@ -350,7 +356,7 @@ def run_delta(inputs: DeltaInputs, caches: DeltaCaches, rows: Integers) -> Tenso
         caches.block,
         rows,
         out.numpy(),
-        torch.get_num_threads(),
+        _delta_threads(caches, len(rows)),
     )
     return out
 
@@ -377,5 +383,10 @@ def fold_delta(caches: DeltaCaches, folds: Sequence[Fold]) -> None:
         block,
         np.array(rows, dtype=np.int64).reshape(-1, 6),
         no_values,
-        torch.get_num_threads(),
+        _delta_threads(caches, len(rows)),
     )
+
+
+def _delta_threads(caches: DeltaCaches, rows: int) -> int:
+    """Rows and value heads are apart; a state is read and written at least once."""
+    return threads_for(rows * caches.state.shape[1], 2 * rows * caches.state[0].numel())
