@@ -218,7 +218,7 @@ class AutoDepth:
     _asked: bool = False
     _alike: int = 0
     _gain: float = 1.0
-    _hoped: float = 0.0
+    _worth: float = 0.0  # of a token that is drafted now, on average
     _duels: Duels = field(default_factory=Duels)
     _all: _History = field(default_factory=lambda: _History(*_FIRST_GUESS))
     _requests: dict[RequestId, _History] = field(default_factory=dict)
@@ -241,6 +241,8 @@ class AutoDepth:
             self._rest.fresh -= 1
             self._rested += 1
             return list(self._rest.depths)
+        if ids != self._rest.ids:
+            self._rested = 0  # who is new has not rested
         histories = [self._requests.setdefault(number, _History()) for number in ids]
         depths = self._thought(ids, histories, others)
         if any(depths) and not self._duels.of(len(depths)).wants(self._gain):
@@ -254,7 +256,8 @@ class AutoDepth:
             else:
                 history.wait(1)
         pairs = zip(histories, depths, strict=True)
-        self._hoped = sum(_expected(self._chance(history), depth) for history, depth in pairs)
+        hoped = sum(_expected(self._chance(history), depth) for history, depth in pairs)
+        self._worth = hoped / max(sum(depths), 1)
         self._rest = _Thought(ids, others, depths, 0 if any(depths) else _THINK_PLAIN_EVERY - 1)
         self._rested = 0
         return depths
@@ -346,7 +349,8 @@ class AutoDepth:
     def measure(self, cost: StepCost) -> None:
         """See Depth."""
         asked, rows = cost.passes > 0, cost.tokens - cost.drafted
-        self._duels.of(rows).add(asked, rows + self._hoped, cost.rest_s + cost.draft_s)
+        tokens = rows + self._worth * cost.drafted
+        self._duels.of(rows).add(asked, tokens, cost.rest_s + cost.draft_s)
         self._alike = self._alike + 1 if asked == self._asked else 0
         self._asked = asked
         if asked or (self._alike >= _SETTLED and self._alike % _COUNT_PLAIN_EVERY == 0):
