@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from surefoot.backend.blockwise.linear import swiglu
-from surefoot.backend.cpu import CpuBackend
+from surefoot.backend.cpu import CpuBackend, halves
 from surefoot.backend.cpu.experts import CompiledExperts, CompiledGated
 from surefoot.backend.cpu.kernels import matrix_unit, pieces
 from surefoot.backend.cpu.linear import RowInvariant, pack_fast
@@ -364,6 +364,7 @@ def test_without_the_unit_weights_are_packed_as_others_are(
     monkeypatch: pytest.MonkeyPatch, bitwise: bool
 ) -> None:
     monkeypatch.setattr(matrix_unit, "permitted", lambda: False)
+    monkeypatch.setattr(halves, "HAS_VECTORS", False)
     weight, bias, x = case((66, 20))
     assert not suits_unit(weight)
     backend, invariant = CpuBackend(bitwise), RowInvariant()
