@@ -11,8 +11,8 @@ _TERMS = 8
 def log1p(x: Tensor) -> Tensor:
     """log(1 + x) for float32 numbers from 0 to 1; a NaN stays one.
 
-    It is 2 artanh(x / (2 + x)), whose series is right to two units in the last place. The library's
-    own may treat the end of a vector differently (seen on processors of one maker).
+    It is 2 artanh(x / (2 + x)), whose series is right to three units in the last place. The
+    library's own may treat the end of a vector differently (seen on processors of one maker).
     """
     ratio = x / (x + 2)
     square = ratio * ratio
