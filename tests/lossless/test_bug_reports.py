@@ -146,6 +146,7 @@ class Script:
     """A depth for each phase of a test."""
 
     depth = 3
+    follows = True
 
     def limits(self, requests: Sequence[Request], others: int) -> list[int]:
         return [self.depth] * len(requests)

@@ -59,6 +59,11 @@ class StepCost:
 class Depth(Protocol):
     """Says how many tokens to draft, and learns from what became of them."""
 
+    @property
+    def follows(self) -> bool:
+        """Whether the drafter should follow what is committed; False while drafts do not pay."""
+        ...
+
     def limits(self, requests: Sequence[Request], others: int) -> list[int]:
         """Depth for each decoding request, in a step that computes `others` tokens besides."""
         ...
@@ -81,6 +86,11 @@ class FixedDepth:
     """Always the same depth."""
 
     depth: int
+
+    @property
+    def follows(self) -> bool:
+        """See Depth."""
+        return self.depth > 0
 
     def limits(self, requests: Sequence[Request], others: int) -> list[int]:
         """See Depth."""
@@ -201,19 +211,23 @@ class AutoDepth:
 
     What is not tried is not known. So a small share of the time goes into single drafted tokens
     for requests that are not drafted for. Whether drafts pay at all is decided by trials; see
-    `duel`. Where they do not, several steps are decided at once: thinking takes time, too.
+    `duel`. Where they do not, several steps are decided at once: thinking takes time, too. And the
+    drafter need not follow what it is not asked about; a prompt that comes then is not read by it.
 
     Attributes:
         curve: step cost by tokens.
         ceiling: greatest depth.
+        follows: see Depth; by what was decided last for requests that decode.
     """
 
     curve: CostCurve
     ceiling: int
+    follows: bool = field(default=True, init=False)
     _pass_curve: CostCurve | None = None
     _last: _Thought = field(default_factory=lambda: _Thought([], 0, [], 0))
     _rest: _Thought = field(default_factory=lambda: _Thought([], 0, [], 0))
     _rested: int = 0
+    _quiet: int = 0  # steps since drafts were promising; probes do not count
     _credit_s: float = 0.0
     _asked: bool = False
     _alike: int = 0
@@ -244,11 +258,12 @@ class AutoDepth:
         if ids != self._rest.ids:
             self._rested = 0  # who is new has not rested
         histories = [self._requests.setdefault(number, _History()) for number in ids]
-        depths = self._thought(ids, histories, others)
-        if any(depths) and not self._duels.of(len(depths)).wants(self._gain):
+        depths, duel = self._thought(ids, histories, others), self._duels.of(len(ids))
+        if any(depths) and not duel.wants(self._gain):
             depths = [0] * len(depths)
         for history in histories:
             history.wait(self._rested)
+        self._quiet = 0 if any(depths) else self._quiet + 1 + self._rested
         self._probe(histories, depths, others)
         for history, depth in zip(histories, depths, strict=True):
             if depth:
@@ -258,6 +273,8 @@ class AutoDepth:
         pairs = zip(histories, depths, strict=True)
         hoped = sum(_expected(self._chance(history), depth) for history, depth in pairs)
         self._worth = hoped / max(sum(depths), 1)
+        wavers = duel.drafting and self._quiet <= _THINK_PLAIN_EVERY
+        self.follows = any(depths) or duel.trial or wavers
         self._rest = _Thought(ids, others, depths, 0 if any(depths) else _THINK_PLAIN_EVERY - 1)
         self._rested = 0
         return depths

@@ -82,7 +82,7 @@ class Loop:
             for row, emission in reversed(pairs):
                 emissions += self._give_up(row, emission.reason, error)
         else:
-            self._drafter.observe(_committed(rows), result.hidden)
+            self._drafter.observe(_committed(rows, self._depth.follows), result.hidden)
             for emission, row in zip(emissions, rows, strict=True):
                 self._publish(row, emission.reason)
             self._measure(rows, draft_s, self.clock() - begun - draft_s)
@@ -191,12 +191,12 @@ class Loop:
             self._depth.measure(StepCost(len(rows) + drafted, rest_s, draft_s, drafted, asked))
 
 
-def _committed(rows: Sequence[PlannedRow]) -> list[CommittedRow]:
-    """What the drafter should follow: every row and where its hidden states start."""
+def _committed(rows: Sequence[PlannedRow], follow: bool) -> list[CommittedRow]:
+    """What the drafter should follow, if at all: every row and where its hidden states start."""
     committed, offset = [], 0
     for row in rows:
         count, computed = row.lease.computed - row.first, row.count + len(row.drafts)
-        keep_up = row.request.params.speculate
+        keep_up = follow and row.request.params.speculate
         committed.append(
             CommittedRow(row.request, row.lease, row.first, count, offset, computed, keep_up)
         )

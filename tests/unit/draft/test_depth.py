@@ -290,3 +290,32 @@ def test_who_finds_nothing_is_asked_once_more_at_once() -> None:
         policy.measure(StepCost(1, 1.0, 0.0, 0, depth))
     first = asked[0]
     assert asked[:3] == [first, first + 1, first + 34]
+
+
+@pytest.mark.parametrize("optimistic", [True, False])
+def test_the_drafter_does_not_follow_where_drafts_do_not_pay(optimistic: bool) -> None:
+    """Whether trials say so or, from the start, the costs; a trial itself is followed."""
+    slope = 0.1 if optimistic else 5.0
+    curve = CostCurve({tokens: 2 + slope * tokens for tokens in (1, 8, 64)})
+    world = World(MACHINES["compute bound"], [0.5] * 8, AutoDepth(curve, CEILING))
+    followed = []
+    for _ in range(400):
+        world.rate(1)
+        followed.append(world.policy.follows)
+    assert followed[0], "nothing was tried"
+    assert followed.count(False) > 300
+    for follows, depths in zip(followed, world.depths, strict=True):
+        assert follows or not any(depths)
+
+
+def test_the_drafter_follows_in_every_step_where_drafts_pay() -> None:
+    curve = CostCurve({1: 30.0, 8: 34.0, 64: 62.0})
+    world = World(MACHINES["memory bound"], [0.9] * 8, AutoDepth(curve, CEILING))
+    for _ in range(400):
+        world.rate(1)
+        assert world.policy.follows
+
+
+@pytest.mark.parametrize(("depth", "follows"), [(0, False), (1, True)])
+def test_a_fixed_depth_of_none_is_not_followed(depth: int, follows: bool) -> None:
+    assert FixedDepth(depth).follows is follows

@@ -147,6 +147,8 @@ def test_an_answer_that_no_draft_is_asked_for_is_let_go_and_taken_up_again(
 
 
 class _Depths:
+    follows = True
+
     def __init__(self, limits: object) -> None:
         self.limits = limits
 

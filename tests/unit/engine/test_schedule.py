@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 
 import pytest
+from torch import Tensor
 
 from surefoot.draft.depth import FixedDepth
+from surefoot.draft.drafter import CommittedRow
 from surefoot.params import SamplingParams
 from surefoot.request import FinishReason, Request, Status
 from surefoot.testing.drafters import AlwaysWrong
@@ -176,6 +178,31 @@ def test_wrong_drafts_cost_no_extra_step() -> None:
         rig.add(range(2, 12))
         rig.drain()
     assert len(drafted.script.steps) == len(plain.script.steps)
+
+
+class _Suspended(FixedDepth):
+    @property
+    def follows(self) -> bool:
+        return False
+
+
+def test_the_drafter_is_told_when_drafting_is_suspended() -> None:
+    seen: list[bool] = []
+
+    class Watching(AlwaysWrong):
+        def observe(self, rows: Sequence[CommittedRow], hidden: Tensor) -> None:
+            seen.extend(row.keep_up for row in rows)
+
+    def drafter() -> Watching:
+        return Watching(lambda request, count: [0] * count, 256)
+
+    for policy in (FixedDepth(2), _Suspended(2)):
+        rig = Rig(policy=policy, drafter=drafter())
+        rig.add(range(4))
+        rig.drain()
+    half = len(seen) // 2
+    assert seen == [True] * half + [False] * half
+    assert half > 0
 
 
 def test_requests_with_the_same_prompt_share_its_pages() -> None:
