@@ -2,6 +2,7 @@
 
 python benchmarks/mtp.py accept
 python benchmarks/mtp.py speed --batch 1 8 32 --pairs 9
+python benchmarks/mtp.py speed --batch 8 16 32 --depths 1 --in-turn
 python benchmarks/mtp.py turns
 python benchmarks/mtp.py bound --batch 1 8 32
 """
@@ -15,7 +16,7 @@ import time
 from functools import partial
 
 import torch
-from measure import alternate, decode, engine_on, ratio, save
+from measure import alternate, decode, decode_in_turn, engine_on, ratio, save
 from safetensors.torch import load_file
 
 from surefoot.backend.cpu import CpuBackend
@@ -77,11 +78,7 @@ def speed(model: LoadedModel, options: argparse.Namespace) -> None:
             name = f"mtp {depth}"
             engines[name] = engine_on(model, drafter="mtp", draft_tokens=depth, max_rows=batch)
         engines["mtp auto"] = engine_on(model, drafter="mtp", max_rows=batch)
-        sides = {
-            name: partial(_speed, engine, prompts[:batch], options)
-            for name, engine in engines.items()
-        }
-        speeds = alternate(sides, options.pairs)
+        speeds = _speeds(engines, prompts[:batch], options)
         for name, values in speeds.items():
             print(
                 f"batch {batch:3d} {name:9s} {statistics.median(values):7.1f} tok/s "
@@ -89,6 +86,22 @@ def speed(model: LoadedModel, options: argparse.Namespace) -> None:
                 flush=True,
             )
         save("mtp_speed", {**vars(options), "batch": batch, "tokens_per_s": speeds})
+
+
+def _speeds(
+    engines: dict[str, Engine], prompts: list[str], options: argparse.Namespace
+) -> dict[str, list[float]]:
+    """Tokens a second of each engine, pair by pair, after a warm-up."""
+    if not options.in_turn:
+        sides = {
+            name: partial(_speed, engine, prompts, options) for name, engine in engines.items()
+        }
+        return alternate(sides, options.pairs)
+    runs = [
+        decode_in_turn(engines, prompts, options.new_tokens, options.temperature)
+        for _ in range(1 + options.pairs)
+    ]
+    return {name: [run[name] for run in runs[1:]] for name in engines}
 
 
 def _speed(engine: Engine, prompts: list[str], options: argparse.Namespace) -> float:
@@ -192,6 +205,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
         "--to-the-end", action="store_true", help="time up to the last request's end"
+    )
+    parser.add_argument(
+        "--in-turn",
+        action="store_true",
+        help="a few steps of each engine in turn, for a machine whose speed moves",
     )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

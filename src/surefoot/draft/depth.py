@@ -6,13 +6,11 @@ Depth may depend on time and chance, since the tokens do not depend on depth.
 from __future__ import annotations
 
 import math
-import statistics
-from bisect import bisect_left
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from surefoot.draft.curve import CostCurve
 from surefoot.draft.duel import Duels
 from surefoot.ids import RequestId
 from surefoot.request import Request
@@ -27,11 +25,10 @@ _PROBE_SHARES = ((60, 0.01), (math.inf, 0.0025))  # of the time, up to some toke
 _SETTLED = 5
 _SURPRISE = 1.25  # times as dear as thought: think again at once
 _LEAST_GAIN = 1.01
-_SAMPLES = 9
-_TICK_S = 1e-9  # a coarse clock may see no time pass
 _PATIENCE = 4
 _THINK_EVERY = 4
 _THINK_PLAIN_EVERY = 16
+_RETHINK = 2  # times as rarely if drafts do not seem to pay
 _COUNT_PLAIN_EVERY = 4
 _ONWARD = 16  # tokens that a cut is looked for beyond the best one; some products go in tiles
 _AT_ONCE = 1 << 30  # steps without a draft, as if nobody had waited longer
@@ -61,7 +58,10 @@ class Depth(Protocol):
 
     @property
     def follows(self) -> bool:
-        """Whether the drafter should follow what is committed; False while drafts do not pay."""
+        """Whether the drafter should follow what the step commits; always if drafts were asked for.
+
+        False while drafts do not pay.
+        """
         ...
 
     def limits(self, requests: Sequence[Request], others: int) -> list[int]:
@@ -104,58 +104,6 @@ class FixedDepth:
 
     def forget(self, request: RequestId) -> None:
         """Nothing is kept."""
-
-
-class CostCurve:
-    """Seconds of a step by its tokens: a running median at measured counts, straight lines between.
-
-    What was measured at the start may be off as a whole, if the machine was busy then. So counts
-    that were not met since follow those that were.
-    """
-
-    def __init__(self, measured: Mapping[int, float]) -> None:
-        """Start from measured seconds by token count; at least one entry."""
-        self._start = {count: max(seconds, _TICK_S) for count, seconds in measured.items()}
-        self._start_counts = sorted(measured)
-        self._drift = deque([1.0], _SAMPLES)
-        self._samples: dict[int, deque[float]] = {}
-        self._now = dict(self._start)
-        self._counts = self._start_counts
-        self._known: dict[int, float] = {}
-
-    def add(self, tokens: int, seconds: float) -> None:
-        """One more measurement."""
-        seconds = max(seconds, _TICK_S)
-        if tokens not in self._samples:
-            self._samples[tokens] = deque(maxlen=_SAMPLES)
-        self._samples[tokens].append(seconds)
-        self._drift.append(seconds / _on_lines(self._start, self._start_counts, tokens))
-        drift = statistics.median(self._drift)
-        for count, start in self._start.items():
-            if count not in self._samples:
-                self._now[count] = start * drift
-        self._now[tokens] = statistics.median(self._samples[tokens])
-        if len(self._now) > len(self._counts):
-            self._counts = sorted(self._now)
-        self._known.clear()
-
-    def seconds(self, tokens: int) -> float:
-        """Estimated seconds of a step of `tokens` tokens."""
-        if tokens not in self._known:
-            self._known[tokens] = _on_lines(self._now, self._counts, tokens)
-        return self._known[tokens]
-
-
-def _on_lines(seconds: Mapping[int, float], counts: Sequence[int], tokens: int) -> float:
-    """The value at `tokens` on straight lines through `seconds`; `counts` are its sorted keys."""
-    at = bisect_left(counts, tokens)
-    if at < len(counts) and counts[at] == tokens:
-        return seconds[tokens]
-    if len(counts) == 1 or at == 0:
-        return seconds[counts[0]]
-    low, high = (counts[at - 1], counts[at]) if at < len(counts) else (counts[-2], counts[-1])
-    slope = (seconds[high] - seconds[low]) / (high - low)
-    return seconds[low] + max(slope, 0.0) * (tokens - low)
 
 
 @dataclass(slots=True)
@@ -229,6 +177,7 @@ class AutoDepth:
     _rested: int = 0
     _quiet: int = 0  # steps since drafts were promising; probes do not count
     _credit_s: float = 0.0
+    _lent_s: float = 0.0  # what the probes of this step should cost
     _asked: bool = False
     _alike: int = 0
     _gain: float = 1.0
@@ -285,7 +234,7 @@ class AutoDepth:
         """The best depths, thought over every few steps while the same requests decode."""
         if not self._last.holds(ids, others):
             best = self._best(histories, others)
-            self._last = _Thought(ids, others, best, _THINK_EVERY if any(best) else 0)
+            self._last = _Thought(ids, others, best, _THINK_EVERY if any(best) else _RETHINK)
         self._last.fresh -= 1
         return list(self._last.depths)
 
@@ -340,14 +289,17 @@ class AutoDepth:
         step_s = self.curve.seconds(tokens)
         share = next(share for tried, share in _PROBE_SHARES if self._all.tried < tried)
         self._credit_s = min(self._credit_s + (1 + self._rested) * step_s * share, 10 * step_s)
+        self._lent_s = 0.0
         idle = [row for row, depth in enumerate(depths) if depth == 0]
         for row in sorted(idle, key=lambda row: -histories[row].idle):
             drafted, passes = sum(depths), max(depths)
             cost = self.curve.seconds(tokens + 1) - self.curve.seconds(tokens)
             cost += self.draft_s(drafted + 1, max(passes, 1)) - self.draft_s(drafted, passes)
-            if histories[row].idle < _PROBE_AFTER or cost > self._credit_s:
+            waited = histories[row].idle
+            if waited < _PROBE_AFTER or (cost > self._credit_s and waited < _AT_ONCE):
                 return
             self._credit_s -= cost
+            self._lent_s += cost
             depths[row], tokens = 1, tokens + 1
 
     def learn(self, request: RequestId, drafted: int, accepted: int) -> None:
@@ -366,11 +318,18 @@ class AutoDepth:
     def measure(self, cost: StepCost) -> None:
         """See Depth."""
         asked, rows = cost.passes > 0, cost.tokens - cost.drafted
-        tokens = rows + self._worth * cost.drafted
-        self._duels.of(rows).add(asked, tokens, cost.rest_s + cost.draft_s)
+        duel = self._duels.of(rows)
         self._alike = self._alike + 1 if asked == self._asked else 0
         self._asked = asked
-        if asked or (self._alike >= _SETTLED and self._alike % _COUNT_PLAIN_EVERY == 0):
+        settled = not asked and self._alike >= _SETTLED
+        if settled and not duel.trial and self._alike % _COUNT_PLAIN_EVERY:
+            duel.skip()
+            return
+        if asked and self._quiet and not duel.drafting:
+            self._settle_probes(rows, cost.rest_s + cost.draft_s)
+        tokens = rows + self._worth * cost.drafted
+        duel.add(asked, tokens, cost.rest_s + cost.draft_s)
+        if asked or (settled and self._alike % _COUNT_PLAIN_EVERY == 0):
             if asked and cost.rest_s > _SURPRISE * self.curve.seconds(cost.tokens):
                 self._last.fresh = 0
             self.curve.add(cost.tokens, cost.rest_s)
@@ -379,6 +338,15 @@ class AutoDepth:
             if self._pass_curve is None:
                 self._pass_curve = CostCurve({drafted: seconds})
             self._pass_curve.add(drafted, seconds)
+
+    def _settle_probes(self, rows: int, seconds: float) -> None:
+        """Charge what probes took in truth: they alone made the step longer, unless it stalled.
+
+        Where drafting is suspended that is more than their share: nothing is ready for them.
+        """
+        plain = self.curve.seconds(rows)
+        self._credit_s += self._lent_s - min(max(seconds - plain, 0.0), plain / 2)
+        self._lent_s = 0.0
 
     def forget(self, request: RequestId) -> None:
         """See Depth."""

@@ -39,7 +39,7 @@ class CommittedRow:
         count: committed positions.
         offset: where the row's hidden states start in the step.
         computed: positions of the step from `first` on; what is behind `count` was not committed.
-        keep_up: whether the drafter should follow now; False while drafting is suspended.
+        keep_up: whether the request may be drafted for, so that the drafter should follow.
     """
 
     request: Request
@@ -79,6 +79,9 @@ class Drafter(Protocol):
 
     def observe(self, rows: Sequence[CommittedRow], hidden: Tensor) -> None:
         """Follow the committed tokens; called after commit and before anything is published.
+
+        Not while drafts do not pay: then nothing was proposed either, and what was missed shows in
+        `lease.drafted`.
 
         Args:
             rows: one entry for each request of the step, ended ones included.

@@ -22,6 +22,8 @@ _MOST = 1024
 _BETTER = 1.02  # times as fast, or all stays as it is
 _FOLLOWED = 1.06  # a drafter follows for a while, which makes plain steps so much dearer at first
 _SURE = 1.4  # a gain by estimate that no trial would take away
+_QUICKER = 1.15  # than when drafts won: the machine may have changed, and what plain steps take
+_LOOK_EVERY = 16
 _HOPE = 1.25  # times as much as was hoped for when drafts had lost: try them at once
 _SPREAD = 1.25
 _FEW = 4
@@ -56,6 +58,7 @@ class Duel:
         gain: that drafts promise at present, by estimate.
         hoped: the gain that they promised when they last lost.
         settled: steps of this stretch.
+        won_at: tokens a second of drafting when it was decided on.
     """
 
     drafting: bool = True
@@ -65,6 +68,7 @@ class Duel:
     gain: float = 1.0
     hoped: float = math.inf
     settled: int = 0
+    won_at: float = math.inf
     _with: _Way = field(default_factory=_Way)
     _without: _Way = field(default_factory=_Way)
 
@@ -73,9 +77,15 @@ class Duel:
         self.gain = gain
         if not self.trial:
             known = self._with if self.drafting else self._without
-            due = self.left <= 0 and len(known.tokens) >= _TRIAL - _SETTLED
-            if (due and gain < _SURE) if self.drafting else (due or gain > _HOPE * self.hoped):
+            enough = len(known.tokens) >= _TRIAL - _SETTLED
+            if self.drafting:
+                due = gain < _SURE and (self.left <= 0 or self._doubted())
+            else:
+                due = self.left <= 0 or gain > _HOPE * self.hoped
+            if due and enough:
                 self._try_other()
+            elif due and not self.drafting and not known.tokens:
+                self.drafting, self.left = True, _TRIAL  # as if nobody had tried near here
         return self.drafting
 
     def add(self, drafted: bool, tokens: float, seconds: float) -> None:
@@ -92,6 +102,18 @@ class Duel:
         if self.trial and self.left <= 0 and self.settled > _SETTLED:
             self._decide()
 
+    def skip(self) -> None:
+        """A plain step like those before it, which nobody has timed."""
+        if not self.drafting:
+            self.settled += 1
+            self.left -= 1
+
+    def _doubted(self) -> bool:
+        """Whether drafts are so quick by now that plain steps have to be measured anew."""
+        if not self.drafting or self.settled % _LOOK_EVERY or not self._with.tokens:
+            return False
+        return self._with.speed() > _QUICKER * self.won_at
+
     def _try_other(self) -> None:
         self.drafting, self.trial, self.left, self.settled = not self.drafting, True, _TRIAL, 0
         (self._with if self.drafting else self._without).clear()
@@ -102,7 +124,9 @@ class Duel:
         better = handicap * tried.speed() > _BETTER * other.speed()
         if not better:
             self.drafting, self.settled = not self.drafting, 0
-        if not self.drafting:
+        if self.drafting:
+            self.won_at = self._with.speed()
+        else:
             self.hoped = self.gain
         self.span = _FIRST if better else min(_LONGER * self.span, _MOST)
         self.trial, self.left = False, self.span
@@ -114,10 +138,20 @@ class Duels:
     def __init__(self) -> None:
         """Nothing was tried yet."""
         self._duels: dict[int, Duel] = {}
+        self._by_rows: dict[int, Duel] = {}
 
     def of(self, rows: int) -> Duel:
         """That of so many rows."""
-        key = rows if rows <= _FEW else round(_FEW + math.log(rows / _FEW, _SPREAD))
-        if key not in self._duels:
-            self._duels[key] = Duel()
-        return self._duels[key]
+        if rows not in self._by_rows:
+            key = rows if rows <= _FEW else round(_FEW + math.log(rows / _FEW, _SPREAD))
+            self._by_rows[rows] = self._duels.get(key) or self._begun(key)
+        return self._by_rows[rows]
+
+    def _begun(self, key: int) -> Duel:
+        """A new one, which stands as its neighbour does until something is tried."""
+        near = min(self._duels, key=lambda other: abs(other - key), default=None)
+        duel = Duel()
+        if near is not None and not self._duels[near].drafting:
+            duel = Duel(drafting=False, left=_FIRST, hoped=self._duels[near].hoped)
+        self._duels[key] = duel
+        return duel

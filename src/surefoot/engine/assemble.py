@@ -10,7 +10,8 @@ import torch
 from surefoot.backend.operands import CacheShape
 from surefoot.capture import EAGER, Capture
 from surefoot.config import AUTO_DRAFT_TOKENS, EngineConfig
-from surefoot.draft.depth import AutoDepth, CostCurve, Depth, FixedDepth
+from surefoot.draft.curve import CostCurve
+from surefoot.draft.depth import AutoDepth, Depth, FixedDepth
 from surefoot.draft.draft_model import ModelDrafter
 from surefoot.draft.drafter import Drafter, NoDrafter
 from surefoot.draft.guard import GuardedDrafter

@@ -82,7 +82,8 @@ class Loop:
             for row, emission in reversed(pairs):
                 emissions += self._give_up(row, emission.reason, error)
         else:
-            self._drafter.observe(_committed(rows, self._depth.follows), result.hidden)
+            if self._depth.follows:
+                self._drafter.observe(_committed(rows), result.hidden)
             for emission, row in zip(emissions, rows, strict=True):
                 self._publish(row, emission.reason)
             self._measure(rows, draft_s, self.clock() - begun - draft_s)
@@ -140,7 +141,8 @@ class Loop:
         kept = len(taken.tokens)
         request.logprobs.extend(outcome.logprobs[:kept])
         request.speculation.record(len(row.drafts), min(right, kept))
-        self._depth.learn(request.id, len(row.drafts), right)
+        if row.depth:
+            self._depth.learn(request.id, len(row.drafts), right)
         self._scheduler.commit(row, row.count + max(kept, 1) - 1)
         return Emission(request, taken.tokens, taken.text, taken.reason)
 
@@ -191,12 +193,12 @@ class Loop:
             self._depth.measure(StepCost(len(rows) + drafted, rest_s, draft_s, drafted, asked))
 
 
-def _committed(rows: Sequence[PlannedRow], follow: bool) -> list[CommittedRow]:
-    """What the drafter should follow, if at all: every row and where its hidden states start."""
+def _committed(rows: Sequence[PlannedRow]) -> list[CommittedRow]:
+    """What the drafter should follow: every row and where its hidden states start."""
     committed, offset = [], 0
     for row in rows:
         count, computed = row.lease.computed - row.first, row.count + len(row.drafts)
-        keep_up = follow and row.request.params.speculate
+        keep_up = row.request.params.speculate
         committed.append(
             CommittedRow(row.request, row.lease, row.first, count, offset, computed, keep_up)
         )

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from random import Random
 
-from surefoot.draft.depth import AutoDepth, CostCurve, Depth, FixedDepth
+from surefoot.draft.curve import CostCurve
+from surefoot.draft.depth import AutoDepth, Depth, FixedDepth
 from surefoot.draft.drafter import Drafter, NoDrafter
 from surefoot.draft.guard import GuardedDrafter
 from surefoot.engine.loop import Loop

@@ -6,7 +6,8 @@ from random import Random
 
 import pytest
 
-from surefoot.draft.depth import AutoDepth, CostCurve, Depth, FixedDepth, StepCost
+from surefoot.draft.curve import CostCurve
+from surefoot.draft.depth import AutoDepth, Depth, FixedDepth, StepCost
 from surefoot.ids import RequestId
 from surefoot.params import SamplingParams
 from surefoot.request import Request

@@ -85,3 +85,30 @@ def test_steps_of_about_as_many_rows_share_a_duel() -> None:
     assert len({id(duels.of(rows)) for rows in (1, 2, 3, 4)}) == 4
     assert duels.of(31) is duels.of(33)
     assert duels.of(8) is not duels.of(16)
+
+
+def test_drafts_that_grow_quicker_are_doubted() -> None:
+    """Plain steps may have grown quicker, too, by more; nobody has measured them since."""
+    duel, pace = Duel(), 1.0
+
+    def takes(drafts: bool) -> float:
+        return (1.6 if drafts else 1.0) * pace
+
+    ways = stretches(played(duel, 600, 1.2, takes))
+    assert ways[-1][0], "drafts have won"
+    left = duel.left
+    assert left > 200
+    pace = 0.7
+    ways = stretches(played(duel, 80, 1.2, takes))
+    assert [length for drafts, length in ways if not drafts] == [TRIAL]
+
+
+def test_a_new_number_of_rows_begins_as_its_neighbour_stands() -> None:
+    duels = Duels()
+    assert duels.of(32).drafting
+    played(duels.of(32), 200, 1.1, lambda drafts: 2.2 if drafts else 1.0)
+    assert not duels.of(32).drafting
+    assert not duels.of(24).wants(1.1)
+    assert duels.of(24) is not duels.of(32)
+    # Few rows promise more, and so are tried at once.
+    assert duels.of(1).wants(1.6)
