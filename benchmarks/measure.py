@@ -105,10 +105,10 @@ def decode_in_turn(
                     ended = True
                     break
             seconds[name] += time.perf_counter() - begun
+    counted = {name: _made(requests, 0) for name, requests in running.items()}
     for engine in engines.values():
         while not engine.idle:
             engine.step()
-    counted = {name: _made(requests, 0) for name, requests in running.items()}
     return {name: (counted[name] - before[name]) / seconds[name] for name in engines}
 
 
