@@ -165,11 +165,14 @@ class AutoDepth:
     Attributes:
         curve: step cost by tokens.
         ceiling: greatest depth.
+        suspends: whether the drafter may miss steps; one that cannot begin in the middle of a text
+            would have to compute all that it missed at once.
         follows: see Depth; by what was decided last for requests that decode.
     """
 
     curve: CostCurve
     ceiling: int
+    suspends: bool = False
     follows: bool = field(default=True, init=False)
     _pass_curve: CostCurve | None = None
     _last: _Thought = field(default_factory=lambda: _Thought([], 0, [], 0))
@@ -223,7 +226,7 @@ class AutoDepth:
         hoped = sum(_expected(self._chance(history), depth) for history, depth in pairs)
         self._worth = hoped / max(sum(depths), 1)
         wavers = duel.drafting and self._quiet <= _THINK_PLAIN_EVERY
-        self.follows = any(depths) or duel.trial or wavers
+        self.follows = not self.suspends or any(depths) or duel.trial or wavers
         self._rest = _Thought(ids, others, depths, 0 if any(depths) else _THINK_PLAIN_EVERY - 1)
         self._rested = 0
         return depths

@@ -249,7 +249,7 @@ def _depth(name: str, config: EngineConfig, forward: Forward, plan: MemoryPlan) 
     most = min(config.max_rows * (1 + AUTO_DRAFT_TOKENS), config.max_step_tokens)
     with torch.inference_mode():
         measured = measure_steps(forward, plan.page_tokens, most)
-    return AutoDepth(CostCurve(measured), AUTO_DRAFT_TOKENS)
+    return AutoDepth(CostCurve(measured), AUTO_DRAFT_TOKENS, suspends=name == "mtp")
 
 
 def check_lengths(target: LoadedModel, config: EngineConfig, depth: int) -> None:

@@ -298,7 +298,8 @@ def test_the_drafter_does_not_follow_where_drafts_do_not_pay(optimistic: bool) -
     """Whether trials say so or, from the start, the costs; a trial itself is followed."""
     slope = 0.1 if optimistic else 5.0
     curve = CostCurve({tokens: 2 + slope * tokens for tokens in (1, 8, 64)})
-    world = World(MACHINES["compute bound"], [0.5] * 8, AutoDepth(curve, CEILING))
+    policy = AutoDepth(curve, CEILING, suspends=True)
+    world = World(MACHINES["compute bound"], [0.5] * 8, policy)
     followed = []
     for _ in range(400):
         world.rate(1)
@@ -311,10 +312,21 @@ def test_the_drafter_does_not_follow_where_drafts_do_not_pay(optimistic: bool) -
 
 def test_the_drafter_follows_in_every_step_where_drafts_pay() -> None:
     curve = CostCurve({1: 30.0, 8: 34.0, 64: 62.0})
-    world = World(MACHINES["memory bound"], [0.9] * 8, AutoDepth(curve, CEILING))
+    policy = AutoDepth(curve, CEILING, suspends=True)
+    world = World(MACHINES["memory bound"], [0.9] * 8, policy)
     for _ in range(400):
         world.rate(1)
-        assert world.policy.follows
+        assert policy.follows
+
+
+def test_a_drafter_that_cannot_miss_steps_always_follows() -> None:
+    curve = CostCurve({tokens: 2 + 5.0 * tokens for tokens in (1, 8, 64)})
+    policy = AutoDepth(curve, CEILING)
+    world = World(MACHINES["compute bound"], [0.5] * 8, policy)
+    for _ in range(200):
+        world.rate(1)
+        assert policy.follows
+    assert sum(map(any, world.depths[-100:])) < 20, "drafts do not pay"
 
 
 @pytest.mark.parametrize(("depth", "follows"), [(0, False), (1, True)])

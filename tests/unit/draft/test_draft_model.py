@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from surefoot.backend.protocol import UNCHOSEN, Backend
+from surefoot.draft.depth import AutoDepth
 from surefoot.draft.draft_model import ModelDrafter
 from surefoot.draft.guard import GuardedDrafter
 from surefoot.engine.engine import Engine
@@ -242,3 +243,11 @@ def test_drafter_caches_exist_only_with_a_draft_model(pair: Callable[[str, float
     assert drafted.plan.total_bytes <= budget
     # The same budget holds two models' pages.
     assert drafted.plan.page_bytes == 2 * plain.plan.page_bytes
+
+
+def test_a_draft_model_follows_every_step(pair: Callable[[str, float], Pair]) -> None:
+    """It needs all of a text: what it missed it would have to compute at once."""
+    target, draft = pair("LlamaForCausalLM", 0.1)
+    policy = engine_of(target, 3, draft=draft, draft_tokens=None).parts.loop._depth
+    assert isinstance(policy, AutoDepth)
+    assert not policy.suspends

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from surefoot.draft.depth import AutoDepth
 from surefoot.draft.drafter import CommittedRow
 from surefoot.draft.guard import GuardedDrafter
 from surefoot.draft.mtp import MtpDrafter
@@ -146,11 +147,40 @@ def test_an_answer_that_no_draft_is_asked_for_is_let_go_and_taken_up_again(
     assert lease_of(engine, second).draft_from == second.cached_tokens + 1 > 60
 
 
-class _Depths:
-    follows = True
+def test_an_answer_that_was_not_followed_is_taken_up_in_the_middle(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither its prompt was; the second turn finds pages without the head's entries."""
+    engine, depth = engine_on(MODEL, 3), 0
+    depths = _Depths(lambda requests, _: [depth] * len(requests), follows=False)
+    monkeypatch.setattr(engine.parts.loop, "_depth", depths)
+    [request] = engine.submit(PROMPT, greedy(60))
+    for _ in range(20):
+        engine.step()
+    assert request.id not in drafter_of(engine)._kept
+    assert lease_of(engine, request).drafted == 0
+    depth, depths.follows, before = 2, True, len(request.tokens)
+    engine.step()
+    assert lease_of(engine, request).draft_from == before
+    watch(engine)
+    assert request.tokens == plain(PROMPT, 60)
+    assert request.speculation.accepted > 10
+    turn = [*request.tokens, 1, 2]
+    [second] = engine.submit(turn, greedy(30))
+    watch(engine)
+    assert second.cached_tokens > 60
+    assert second.tokens == plain(turn, 30)
 
-    def __init__(self, limits: object) -> None:
-        self.limits = limits
+
+def test_the_head_need_not_follow_where_drafts_do_not_pay() -> None:
+    policy = engine_on(MODEL, 3, draft_tokens=None).parts.loop._depth
+    assert isinstance(policy, AutoDepth)
+    assert policy.suspends
+
+
+class _Depths:
+    def __init__(self, limits: object, follows: bool = True) -> None:
+        self.limits, self.follows = limits, follows
 
     def learn(self, *_: object) -> None: ...
 
