@@ -72,6 +72,11 @@ class Duel:
     _with: _Way = field(default_factory=_Way)
     _without: _Way = field(default_factory=_Way)
 
+    @property
+    def lost(self) -> bool:
+        """Whether drafts have lost, whatever is being tried."""
+        return self.drafting == self.trial
+
     def wants(self, gain: float) -> bool:
         """Whether to draft in the next step, which promises to be `gain` times as fast by it."""
         self.gain = gain
@@ -110,7 +115,7 @@ class Duel:
 
     def _doubted(self) -> bool:
         """Whether drafts are so quick by now that plain steps have to be measured anew."""
-        if not self.drafting or self.settled % _LOOK_EVERY or not self._with.tokens:
+        if self.settled % _LOOK_EVERY or not self._with.tokens:
             return False
         return self._with.speed() > _QUICKER * self.won_at
 
@@ -151,7 +156,7 @@ class Duels:
         """A new one, which stands as its neighbour does until something is tried."""
         near = min(self._duels, key=lambda other: abs(other - key), default=None)
         duel = Duel()
-        if near is not None and not self._duels[near].drafting:
+        if near is not None and self._duels[near].lost:
             duel = Duel(drafting=False, left=_FIRST, hoped=self._duels[near].hoped)
         self._duels[key] = duel
         return duel

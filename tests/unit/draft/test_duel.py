@@ -112,3 +112,11 @@ def test_a_new_number_of_rows_begins_as_its_neighbour_stands() -> None:
     assert duels.of(24) is not duels.of(32)
     # Few rows promise more, and so are tried at once.
     assert duels.of(1).wants(1.6)
+
+
+def test_a_trial_is_no_verdict() -> None:
+    duels = Duels()
+    played(duels.of(32), TRIAL + 2, 1.1, lambda drafts: 1.0)
+    assert duels.of(32).trial
+    assert not duels.of(32).drafting
+    assert duels.of(20).wants(1.1)
