@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from surefoot.draft.curve import CostCurve
-from surefoot.draft.duel import Duels
+from surefoot.draft.duel import Duel, Duels
 from surefoot.ids import RequestId
 from surefoot.request import Request
 
@@ -186,6 +186,7 @@ class AutoDepth:
     _gain: float = 1.0
     _worth: float = 0.0  # of a token that is drafted now, on average
     _duels: Duels = field(default_factory=Duels)
+    _duel: Duel | None = None  # by which the depths of this step were decided, if any were
     _all: _History = field(default_factory=lambda: _History(*_FIRST_GUESS))
     _requests: dict[RequestId, _History] = field(default_factory=dict)
 
@@ -203,19 +204,23 @@ class AutoDepth:
     def limits(self, requests: Sequence[Request], others: int) -> list[int]:
         """See Depth."""
         ids = [request.id for request in requests]
+        duel = self._duel = self._duels.of(len(ids))
         if self._rest.holds(ids, others):
             self._rest.fresh -= 1
             self._rested += 1
             return list(self._rest.depths)
+        passed = 1 + self._rested
         if ids != self._rest.ids:
             self._rested = 0  # who is new has not rested
         histories = [self._requests.setdefault(number, _History()) for number in ids]
-        depths, duel = self._thought(ids, histories, others), self._duels.of(len(ids))
-        if any(depths) and not duel.wants(self._gain):
+        depths = self._thought(ids, histories, others)
+        if not any(depths):
+            duel.decline()
+        elif not duel.wants(self._gain):
             depths = [0] * len(depths)
         for history in histories:
             history.wait(self._rested)
-        self._quiet = 0 if any(depths) else self._quiet + 1 + self._rested
+        self._quiet = 0 if any(depths) else self._quiet + passed
         self._probe(histories, depths, others)
         for history, depth in zip(histories, depths, strict=True):
             if depth:
@@ -320,8 +325,10 @@ class AutoDepth:
 
     def measure(self, cost: StepCost) -> None:
         """See Depth."""
+        duel, self._duel = self._duel, None
+        if duel is None:
+            return
         asked, rows = cost.passes > 0, cost.tokens - cost.drafted
-        duel = self._duels.of(rows)
         self._alike = self._alike + 1 if asked == self._asked else 0
         self._asked = asked
         settled = not asked and self._alike >= _SETTLED

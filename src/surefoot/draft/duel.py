@@ -93,6 +93,14 @@ class Duel:
                 self.drafting, self.left = True, _TRIAL  # as if nobody had tried near here
         return self.drafting
 
+    def decline(self) -> None:
+        """The next step is not drafted for, whoever would: drafts promise nothing any more.
+
+        A trial of them that nobody goes on with is over.
+        """
+        if self.trial and self.drafting:
+            self.drafting, self.trial, self.left, self.settled = False, False, self.span, 0
+
     def add(self, drafted: bool, tokens: float, seconds: float) -> None:
         """A step took so long; steps of the other way, which others decided on, do not count."""
         if drafted != self.drafting:

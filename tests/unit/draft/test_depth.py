@@ -319,6 +319,24 @@ def test_the_drafter_follows_in_every_step_where_drafts_pay() -> None:
         assert policy.follows
 
 
+def test_who_may_not_be_drafted_for_does_not_hide_that_drafts_lose() -> None:
+    """Half of the rows forbid drafts; all rows are in the steps that are measured."""
+    policy = AutoDepth(CostCurve({n: 10 + 0.3 * n for n in (1, 8, 64)}), CEILING, suspends=True)
+    requests, random = [request(number) for number in range(4)], Random(1)
+    asked = []
+    for _ in range(1000):
+        depths = policy.limits(requests, 4)
+        for one, depth in zip(requests, depths, strict=True):
+            right = sum(random.random() < 0.35 for _ in range(min(depth, 1)))
+            policy.learn(one.id, depth, right)
+        drafted = sum(depths)
+        # Drafts cost half as much again as their parts.
+        rest = 10 + 0.3 * (8 + drafted) + 5.0 * (drafted > 0)
+        policy.measure(StepCost(8 + drafted, rest, 0.5 * max(depths), drafted, max(depths)))
+        asked.append(drafted > 0)
+    assert sum(asked[-500:]) < 100
+
+
 def test_a_drafter_that_cannot_miss_steps_always_follows() -> None:
     curve = CostCurve({tokens: 2 + 5.0 * tokens for tokens in (1, 8, 64)})
     policy = AutoDepth(curve, CEILING)

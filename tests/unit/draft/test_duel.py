@@ -120,3 +120,20 @@ def test_a_trial_is_no_verdict() -> None:
     assert duels.of(32).trial
     assert not duels.of(32).drafting
     assert duels.of(20).wants(1.1)
+
+
+def test_a_trial_that_nobody_goes_on_with_is_over() -> None:
+    duel = Duel()
+    played(duel, 90, 1.1, lambda drafts: 2.2 if drafts else 1.0)
+    while not (duel.trial and duel.drafting):
+        played(duel, 1, 1.1, lambda drafts: 2.2 if drafts else 1.0)
+    duel.decline()
+    assert duel.lost
+    assert not duel.trial
+    assert not duel.wants(1.1)
+
+
+def test_to_decline_is_no_verdict_on_drafts_that_have_not_lost() -> None:
+    duel = Duel()
+    duel.decline()
+    assert duel.wants(1.1)
