@@ -110,8 +110,11 @@ def test_a_new_number_of_rows_begins_as_its_neighbour_stands() -> None:
     assert not duels.of(32).drafting
     assert not duels.of(24).wants(1.1)
     assert duels.of(24) is not duels.of(32)
-    # Few rows promise more, and so are tried at once.
-    assert duels.of(1).wants(1.6)
+    # Few rows promise more, and so are tried at once, with nothing known of their plain steps.
+    ways = stretches(played(duels.of(1), 40, 1.6, lambda drafts: 1.2 if drafts else 1.0))
+    assert ways == [(True, 40)]
+    ways = stretches(played(duels.of(2), 40, 1.39, lambda drafts: 1.2 if drafts else 1.0))
+    assert ways == [(True, TRIAL), (False, TRIAL), (True, 40 - 2 * TRIAL)]
 
 
 def test_a_trial_is_no_verdict() -> None:
