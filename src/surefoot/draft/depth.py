@@ -332,14 +332,15 @@ class AutoDepth:
         self._alike = self._alike + 1 if asked == self._asked else 0
         self._asked = asked
         settled = not asked and self._alike >= _SETTLED
-        if settled and not duel.trial and self._alike % _COUNT_PLAIN_EVERY:
+        counts = asked or (settled and self._alike % _COUNT_PLAIN_EVERY == 0)
+        if settled and not counts and not duel.trial:
             duel.skip()
             return
         if asked and self._quiet and not duel.drafting:
             self._settle_probes(rows, cost.rest_s + cost.draft_s)
         tokens = rows + self._worth * cost.drafted
         duel.add(asked, tokens, cost.rest_s + cost.draft_s)
-        if asked or (settled and self._alike % _COUNT_PLAIN_EVERY == 0):
+        if counts:
             if asked and cost.rest_s > _SURPRISE * self.curve.seconds(cost.tokens):
                 self._last.fresh = 0
             self.curve.add(cost.tokens, cost.rest_s)
