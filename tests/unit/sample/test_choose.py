@@ -167,11 +167,15 @@ def test_the_choice_has_the_best_score() -> None:
     assert argmax_rows(scores(logits, rows)).tolist() == choose(logits, rows)
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.01, 1.0, 5.0, 30.0])
-@pytest.mark.parametrize("vocab", [7, 640, 5003])
-def test_screening_never_loses_the_best_token(spread: float, vocab: int) -> None:
+@pytest.mark.parametrize("spread", [0.0, 0.01, 1.0, 5.0, 30.0, 1e4])
+@pytest.mark.parametrize("temperature", [0.01, 1.0, 30.0])
+@pytest.mark.parametrize("vocab", [7, 63, 64, 65, 640, 5003])
+def test_screening_never_loses_the_best_token(
+    spread: float, temperature: float, vocab: int
+) -> None:
     logits = spread * torch.randn(60, vocab, generator=torch.Generator().manual_seed(1))
-    rows = [context(SamplingParams(), position=position) for position in range(60)]
+    params = SamplingParams(temperature=temperature)
+    rows = [context(params, position=position) for position in range(60)]
     assert choose(logits, rows) == argmax_rows(scores(logits, rows)).tolist()
 
 

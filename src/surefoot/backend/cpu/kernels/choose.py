@@ -28,15 +28,23 @@ _T9, _T7, _T5, _T3 = np.float32(2 / 9), np.float32(2 / 7), np.float32(2 / 5), np
 _BOUND_SLOPE = np.float32(-np.log(2.0) * 2**-23)
 _BOUND_START = np.float32(127 * np.log(2.0) + 1e-3)
 _BLOCK = 64
+_STRIDES = (np.arange(_BLOCK, dtype=np.uint64) * np.uint64(_STRIDE)).astype(np.uint32)
+_LESS = np.float32(1 - 2**-20)
 
 
 @exact
-def _fraction(token: np.uint32, low: np.uint32, high: np.uint32) -> np.float32:
-    h = np.uint32(np.uint32(token * _STRIDE) + low)
+def _mixed(h: np.uint32, high: np.uint32) -> np.float32:
+    """The uniform fraction of a token whose number is in `h` and half of the key with it."""
     h = np.uint32(np.uint32((h ^ (h >> _SHIFT_16)) * _FIRST_FACTOR) + high)
     h = np.uint32((h ^ (h >> _SHIFT_15)) * _SECOND_FACTOR)
     h = np.uint32((h ^ (h >> _SHIFT_16)) & _KEEP_31)
     return np.float32((np.float32(np.int32(h)) + _HALF) * _FRACTION_SCALE)
+
+
+@exact
+def _start(token: int, low: np.uint32) -> np.uint32:
+    """What `_mixed` is given for a token."""
+    return np.uint32(np.uint32(np.uint32(token) * _STRIDE) + low)
 
 
 @exact
@@ -90,31 +98,55 @@ def _first(scores: Floats, peak: np.float32) -> int:
 
 
 @exact
-def _ceilings(scores: Floats, begin: int, low: np.uint32, high: np.uint32, out: Floats) -> None:
-    """Score + bound of the noise, of the tokens from `begin` on."""
-    for i in range(out.shape[0]):
-        fraction = _fraction(np.uint32(begin + i), low, high)
+def _ceilings(
+    scores: Floats,
+    peak: np.float32,
+    slope: np.float32,
+    start: np.uint32,
+    high: np.uint32,
+    best: np.float32,
+    out: Floats,
+) -> bool:
+    """No total is greater than its ceiling; whether one of them reaches the best total.
+
+    Args:
+        scores: of a block of tokens.
+        peak: the highest score of all.
+        slope: a little less than 1 / temperature; what is below the peak is so made a little less.
+        start: of the first token.
+        high: half of the key.
+        best: total so far.
+        out: the ceilings, written to.
+    """
+    reached = np.int32(0)
+    for i in range(scores.shape[0]):
+        fraction = _mixed(np.uint32(start + _STRIDES[i]), high)
         chord = np.float32(np.float32(fraction).view(np.int32))
         bound = np.float32(np.float32(chord * _BOUND_SLOPE) + _BOUND_START)
-        out[i] = np.float32(bound + scores[i])
+        ceiling = np.float32(bound + np.float32(np.float32(scores[i] - peak) * slope))
+        out[i] = ceiling
+        reached = np.int32(reached | np.int32(ceiling >= best))
+    return reached != np.int32(0)
 
 
 @exact
 def _draw(
     scores: Floats, peak: np.float32, temperature: np.float32, low: np.uint32, high: np.uint32
 ) -> int:
-    """No total exceeds its ceiling: only where that reaches the best total is noise computed."""
+    """Only where a ceiling reaches the best total the noise is computed."""
     best, winner = np.float32(-np.inf), 0
-    tempered, ceilings = np.empty(_BLOCK, np.float32), np.empty(_BLOCK, np.float32)
+    slope = np.float32(np.float32(_ONE / temperature) * _LESS)
+    ceilings = np.empty(_BLOCK, np.float32)
     for begin in range(0, scores.shape[0], _BLOCK):
-        count = min(_BLOCK, scores.shape[0] - begin)
-        for i in range(count):
-            tempered[i] = np.float32(np.float32(scores[begin + i] - peak) / temperature)
-        _ceilings(tempered, begin, low, high, ceilings[:count])
-        for i in range(count):
+        block = scores[begin : begin + _BLOCK]
+        start = _start(begin, low)
+        if not _ceilings(block, peak, slope, start, high, best, ceilings):
+            continue
+        for i in range(block.shape[0]):
             if ceilings[i] >= best:
-                noise = _gumbel(_fraction(np.uint32(begin + i), low, high))
-                total = np.float32(tempered[i] + noise)
+                tempered = np.float32(np.float32(block[i] - peak) / temperature)
+                noise = _gumbel(_mixed(_start(begin + i, low), high))
+                total = np.float32(tempered + noise)
                 if total > best:
                     best, winner = total, begin + i
     return winner
