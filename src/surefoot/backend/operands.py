@@ -98,9 +98,12 @@ class DeltaCaches:
     They are one layer's, or for folds those of all layers, one layer's rows after another's.
 
     The ring keeps for each position what later tokens of its block need: k, decay, beta, and
-    `value`, what the backend makes of v. Most keep the error beta (v - exp(G) k S0), with G the sum
-    of `decay` from the block's start up to and including the position, so that only new tokens ever
-    read the state; a backend whose operator wants v keeps v.
+    `value`, what the backend makes of v. With u or the error only new tokens ever read the state:
+
+        u, what the position wrote, where positions are computed one by one
+        the error beta (v - exp(G) k S0), with G the sum of `decay` from the block's start up to
+            and including the position, where a whole block is solved at once
+        v, where the operator wants it
 
     Attributes:
         state: [rows, Hv, dk, dv] float32, the state before position block * floor(settled / block).

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from surefoot.backend import make_backend
-from surefoot.backend.operands import DeltaInputs, Fold, Placing
+from surefoot.backend.operands import DeltaCaches, Fold, Placing
 from surefoot.backend.protocol import Backend
 from surefoot.model.layers.rotary import make_rotary
 from tests.unit.backend.conformance_grouped import grouped_experts, grouped_gated, grouped_linear
@@ -27,7 +27,7 @@ from tests.unit.backend.conformance_latents import (
     streams,
 )
 from tests.unit.backend.layouts import GARBAGE, HEADS, SIZES, Case, case_of
-from tests.unit.backend.recurrent_steps import delta_case, tensors, to_device
+from tests.unit.backend.recurrent_steps import delta_case, inputs_on, remembered
 from tests.unit.backend.tiled import TILED
 
 Run = Callable[[Backend, int], Sequence[Tensor]]
@@ -180,25 +180,27 @@ def causal_conv(backend: Backend, seed: int) -> Sequence[Tensor]:
 
 def delta_rule(backend: Backend, seed: int) -> Sequence[Tensor]:
     case = delta_case(seed)
-    caches = to_device(case.caches, backend.device)
-    inputs = case.inputs
-    moved = DeltaInputs(
-        *(x.to(backend.device) for x in (inputs.q, inputs.k, inputs.v, inputs.decay, inputs.beta))
-    )
-    out = backend.rows(case.layout).delta_rule(moved, caches)
-    return [out, *tensors(caches)]
+    caches = remembered(case, backend)
+    inputs = inputs_on(case.inputs, backend.device)
+    out = backend.rows(case.layout).delta_rule(inputs, caches)
+    return [out, *_seen(caches)]
 
 
 def fold_delta(backend: Backend, seed: int) -> Sequence[Tensor]:
     case = delta_case(seed)
-    caches, block = to_device(case.caches, backend.device), case.caches.block
+    caches, block = remembered(case, backend), case.caches.block
     folds = [
         Fold(case.layout.slots[row], settled // block * block)
         for row, settled in enumerate(case.layout.settled)
         if case.layout.first[row] >= settled // block * block + block
     ]
     backend.fold_delta(caches, folds)
-    return tensors(caches)
+    return _seen(caches)
+
+
+def _seen(caches: DeltaCaches) -> list[Tensor]:
+    """What backends agree on; of what each makes of v, where there is something."""
+    return [caches.state, caches.k, caches.decay, caches.beta, caches.value.isnan().float()]
 
 
 def delta_gates(backend: Backend, seed: int) -> Sequence[Tensor]:

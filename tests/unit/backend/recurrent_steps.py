@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from surefoot.backend.operands import DeltaCaches, DeltaInputs, RowLayout
+from surefoot.backend.protocol import Backend
 from tests.unit.backend.recurrences import NAN, Sizes, unit
 
 
@@ -88,8 +89,45 @@ def _delta_caches(
         for ring, entries in zip(rings, known, strict=True):
             for at in range(first - base):
                 ring[slot, (base + at) % capacity] = entries[at]
-    k, error, decay, beta = rings
-    return DeltaCaches(states, k, error, decay, beta, shape.block)
+    k, value, decay, beta = rings
+    return DeltaCaches(states, k, value, decay, beta, shape.block)
+
+
+def history_of(case: DeltaCase) -> tuple[RowLayout, DeltaInputs]:
+    """A step before the case's, from the checkpoints to each row's first token; nothing settles.
+
+    Its inputs are what the case's rings hold. So each backend makes of v what it keeps.
+    """
+    layout, caches = case.layout, case.caches
+    bases = tuple(settled // caches.block * caches.block for settled in layout.settled)
+    lengths = [first - base for first, base in zip(layout.first, bases, strict=True)]
+    starts = tuple(accumulate(lengths, initial=0))
+    before = replace(layout, starts=starts, first=bases, settled=bases, settles=bases)
+    rings = caches.k, caches.value, caches.decay, caches.beta
+    capacity = caches.k.shape[1]
+    places = [
+        (slot, position % capacity)
+        for slot, first, base in zip(layout.slots, layout.first, bases, strict=True)
+        for position in range(base, first)
+    ]
+    slots, columns = [place[0] for place in places], [place[1] for place in places]
+    k, v, decay, beta = (ring[slots, columns] for ring in rings)
+    return before, DeltaInputs(torch.zeros_like(k), k, v, decay, beta)
+
+
+def remembered(case: DeltaCase, backend: Backend) -> DeltaCaches:
+    """Caches of a backend that has computed each row of the case up to its first token."""
+    caches = to_device(case.caches, backend.device)
+    for ring in tensors(caches)[1:]:
+        ring.fill_(NAN)
+    before, inputs = history_of(case)
+    backend.rows(before).delta_rule(inputs_on(inputs, backend.device), caches)
+    return caches
+
+
+def inputs_on(inputs: DeltaInputs, device: torch.device) -> DeltaInputs:
+    parts = inputs.q, inputs.k, inputs.v, inputs.decay, inputs.beta
+    return DeltaInputs(*(part.to(device) for part in parts))
 
 
 def tensors(caches: DeltaCaches) -> list[Tensor]:
@@ -98,5 +136,5 @@ def tensors(caches: DeltaCaches) -> list[Tensor]:
 
 
 def to_device(caches: DeltaCaches, device: torch.device) -> DeltaCaches:
-    state, k, error, decay, beta = (part.clone().to(device) for part in tensors(caches))
-    return DeltaCaches(state, k, error, decay, beta, caches.block)
+    state, k, value, decay, beta = (part.clone().to(device) for part in tensors(caches))
+    return DeltaCaches(state, k, value, decay, beta, caches.block)

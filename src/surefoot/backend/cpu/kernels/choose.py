@@ -126,7 +126,7 @@ def _ceilings(
         ceiling = np.float32(bound + np.float32(np.float32(scores[i] - peak) * slope))
         out[i] = ceiling
         reached = np.int32(reached | np.int32(ceiling >= best))
-    return reached != np.int32(0)
+    return bool(reached)
 
 
 @exact

@@ -1,7 +1,7 @@
 """The gated delta rule block by block, from a checkpoint that stands at a block's start.
 
 With S the state at the start of a block, G the sums of the decays inside it, and for its i-th
-position E the error that the ring keeps and u what the position writes:
+position E its error and u what it writes, which the ring keeps:
 
     E_i = beta_i (v_i - exp(G_i) k_i S)
     u_i = E_i - sum over j < i of beta_i exp(G_i - G_j) (k_i k_j) u_j
@@ -9,7 +9,8 @@ position E the error that the ring keeps and u what the position writes:
     next state = exp(G_last) S + sum over all j of exp(G_last - G_j) k_j u_j
 
 (section 3 of arXiv 2412.06464). Nothing of a position depends on those behind it, and sums go from
-the block's start on, so a token's bits do not depend on the cut.
+the block's start on, so a token's bits do not depend on the cut, and what a position wrote can be
+kept: those before it stay as long as it does.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from surefoot.backend.cpu.kernels.algebra import (
     copy,
     dot,
     exp,
+    packed,
 )
 from surefoot.backend.cpu.kernels.compile import kernel, part
 from surefoot.backend.cpu.kernels.threads import on_threads
@@ -50,7 +52,7 @@ class Rings(NamedTuple):
     """Earlier inputs, as DeltaCaches has them."""
 
     k: Floats
-    error: Floats
+    written: Floats
     decay: Floats
     beta: Floats
 
@@ -58,14 +60,13 @@ class Rings(NamedTuple):
 class Block(NamedTuple):
     """What a head knows of the block at hand, and room to compute in.
 
-    keys [B, dk], writes [B, dv], sums [B] and betas [B] by position; pair [2, dk] a position's key
-    and query, found [2, dv] its error and output; factors [B] and [dk, B]; state [dk, dv].
+    keys [B, dk], writes [B, dv] and sums [B] by position; pair [2, dk] a position's key and query,
+    found [2, dv] its error and output; factors [B] and spread [dk, B]; state [dk, dv].
     """
 
     keys: Floats
     writes: Floats
     sums: Floats
-    betas: Floats
     pair: Floats
     found: Floats
     factors: Floats
@@ -94,9 +95,8 @@ def _recall(block: Block, i: int, rings: Rings, place: tuple[int, int, int, int]
     """Position i of a block from the ring."""
     slot, column, key_head, head = place
     copy(rings.k[slot, column, key_head], block.keys[i])
-    copy(rings.error[slot, column, head], block.writes[i])
+    copy(rings.written[slot, column, head], block.writes[i])
     block.sums[i] = rings.decay[slot, column, head] + (block.sums[i - 1] if i else _ZERO)
-    block.betas[i] = rings.beta[slot, column, head]
 
 
 @part
@@ -105,26 +105,29 @@ def _meet(block: Block, i: int, tokens: Tokens, place: tuple[int, int, int], sta
     token, key_head, head = place
     key, query = block.pair[0], block.pair[1]
     error, output = block.found[0], block.found[1]
-    copy(tokens.k[token, key_head], key)
-    copy(tokens.q[token, key_head], query)
+    copy(packed(tokens.k[token, key_head]), key)
+    copy(packed(tokens.q[token, key_head]), query)
     copy(key, block.keys[i])
     block.sums[i] = tokens.decay[token, head] + (block.sums[i - 1] if i else _ZERO)
-    block.betas[i] = tokens.beta[token, head]
     block.found[:] = _ZERO
     accumulate_two(key, query, state, block.found)
-    fade, beta = _fade(block.sums[i]), block.betas[i]
+    fade, beta, value = (
+        _fade(block.sums[i]),
+        tokens.beta[token, head],
+        packed(tokens.v[token, head]),
+    )
     for d in range(error.shape[0]):
-        error[d] = _unless_tiny(beta * (tokens.v[token, head, d] - fade * error[d]))
+        error[d] = _unless_tiny(beta * (value[d] - fade * error[d]))
         output[d] = fade * output[d]
     copy(error, block.writes[i])
 
 
 @part
-def _write(block: Block, i: int) -> None:
+def _write(block: Block, i: int, beta: np.float32) -> None:
     """Turn the error of position i into what it writes."""
     for j in range(i):
         near = _fade(block.sums[i] - block.sums[j]) * dot(block.keys[i], block.keys[j])
-        block.factors[j] = -block.betas[i] * near
+        block.factors[j] = -beta * near
     accumulate(block.factors[:i], block.writes, block.writes[i])
 
 
@@ -175,11 +178,10 @@ def _run_head(
             else:
                 token = start + position - first
                 _meet(block, i, tokens, (token, key_head, head), state)
+                _write(block, i, tokens.beta[token, head])
                 if position >= stop - capacity:  # what this column held has been read
-                    copy(block.found[0], rings.error[slot, column, head])
-            _write(block, i)
-            if position >= first:
-                _answer(block, i, tokens.out[start + position - first, head])
+                    copy(block.writes[i], rings.written[slot, column, head])
+                _answer(block, i, tokens.out[token, head])
         settles = end <= checkpoint
         if end < begin + size or not (settles or end < stop):
             break
@@ -198,7 +200,7 @@ def _keep_inputs(row: Integers, tokens: Tokens, rings: Rings) -> None:
     for i in range(max(0, count - capacity), count):
         token, column = start + i, (first + i) % capacity
         for head in range(rings.k.shape[2]):
-            copy(tokens.k[token, head], rings.k[slot, column, head])
+            copy(packed(tokens.k[token, head]), rings.k[slot, column, head])
         for head in range(rings.decay.shape[2]):
             rings.decay[slot, column, head] = tokens.decay[token, head]
             rings.beta[slot, column, head] = tokens.beta[token, head]
@@ -213,7 +215,7 @@ def _run_heads(
     beta: Floats,
     states: Floats,
     k_ring: Floats,
-    error_ring: Floats,
+    written_ring: Floats,
     decay_ring: Floats,
     beta_ring: Floats,
     size: int,
@@ -225,11 +227,10 @@ def _run_heads(
     """Some rows and value heads, all those of a part; see `delta_rule`."""
     heads, key_size, value_size = states.shape[1], states.shape[2], states.shape[3]
     tokens = Tokens(q, k, v, decay, beta, out)
-    rings = Rings(k_ring, error_ring, decay_ring, beta_ring)
+    rings = Rings(k_ring, written_ring, decay_ring, beta_ring)
     block = Block(
         np.empty((size, key_size), np.float32),
         np.empty((size, value_size), np.float32),
-        np.empty(size, np.float32),
         np.empty(size, np.float32),
         np.empty((2, key_size), np.float32),
         np.empty((2, value_size), np.float32),
@@ -253,7 +254,7 @@ def delta_rule(
     beta: Floats,
     states: Floats,
     k_ring: Floats,
-    error_ring: Floats,
+    written_ring: Floats,
     decay_ring: Floats,
     beta_ring: Floats,
     size: int,
@@ -271,7 +272,7 @@ def delta_rule(
         beta: [T, Hv].
         states: [slots, Hv, dk, dv].
         k_ring: [slots, capacity, Hk, dk].
-        error_ring: [slots, capacity, Hv, dv].
+        written_ring: [slots, capacity, Hv, dv].
         decay_ring: [slots, capacity, Hv].
         beta_ring: [slots, capacity, Hv].
         size: B.
@@ -280,9 +281,9 @@ def delta_rule(
         out: [T, Hv, dv].
         threads: how many share the work.
     """
-    arrays = (q, k, v, decay, beta, states, k_ring, error_ring, decay_ring, beta_ring)
+    arrays = (q, k, v, decay, beta, states, k_ring, written_ring, decay_ring, beta_ring)
     on_threads(_run_heads, threads, (*arrays, size, rows, out))
     tokens = Tokens(q, k, v, decay, beta, out)
-    rings = Rings(k_ring, error_ring, decay_ring, beta_ring)
+    rings = Rings(k_ring, written_ring, decay_ring, beta_ring)
     for row in range(rows.shape[0]):
         _keep_inputs(rows[row], tokens, rings)
