@@ -103,6 +103,11 @@ class Batch:
         """The tensors that `Step.fill` writes."""
         return self.tokens, self.positions, self.wanted, self.tentative, self.padding
 
+    def wanted_of(self, hidden: Tensor, backend: Backend) -> Tensor:
+        """States of the tokens after which logits are wanted, of states [T, ...]; often all."""
+        every = len(self.wanted) == len(hidden)
+        return hidden if every else backend.pick_rows(hidden, self.wanted)
+
     def routed(self, choice: Tensor) -> Tensor:
         """A choice of experts [T, n] without that of padding tokens, -1."""
         return choice.masked_fill(self.padding[:, None], -1) if len(self.padding) else choice

@@ -1,24 +1,27 @@
-"""What a draft head reads, put together from other operators."""
+"""Rows of tables, and what a draft head reads, put together from other operators."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
 class PlainJoins(ABC):
-    """Joins tokens and states, for whichever device the tensors are on."""
+    """Picks rows and joins them, for whichever device the tensors are on."""
 
     @abstractmethod
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See Backend."""
 
+    def pick_rows(self, table: Tensor, places: Tensor) -> Tensor:
+        """See Backend."""
+        return table.index_select(0, places)
+
     def join_tokens(
         self, tokens: Tensor, table: Tensor, states: Tensor, norms: Tensor, eps: float
     ) -> Tensor:
         """See Backend."""
-        both = torch.stack((F.embedding(tokens, table), states), dim=1)
+        both = torch.stack((self.pick_rows(table, tokens), states), dim=1)
         return self.rms_norm(both, norms, eps).flatten(1)

@@ -346,6 +346,10 @@ class Backend(Protocol):
         """
         ...
 
+    def pick_rows(self, table: Tensor, places: Tensor) -> Tensor:
+        """Rows of table [n, ...] by their places [m] int64, below n: [m, ...]."""
+        ...
+
     def join_tokens(
         self, tokens: Tensor, table: Tensor, states: Tensor, norms: Tensor, eps: float
     ) -> Tensor:

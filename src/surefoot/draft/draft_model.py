@@ -78,7 +78,7 @@ class ModelDrafter:
 
     def _pass(self, batch: Batch, _: Sequence[Tensor]) -> Computed:
         hidden = self._model.forward(batch, self._pools)
-        return Computed(hidden, self._model.logits(hidden[batch.wanted]))
+        return Computed(hidden, self._model.logits(batch.wanted_of(hidden, self._backend)))
 
     @torch.inference_mode()
     def observe(self, rows: Sequence[CommittedRow], hidden: Tensor) -> None:

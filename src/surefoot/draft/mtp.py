@@ -187,8 +187,7 @@ class MtpDrafter:
         return self._guessed(batch, self._head.deepen(batch, inputs[0], self._pools))
 
     def _guessed(self, batch: Batch, hidden: Tensor) -> Computed:
-        wanted = hidden if len(batch.wanted) == len(hidden) else hidden[batch.wanted]
-        return Computed(hidden, self._head.logits(wanted))
+        return Computed(hidden, self._head.logits(batch.wanted_of(hidden, self._backend)))
 
     def _catch_up_pass(self, batch: Batch, inputs: Sequence[Tensor]) -> Computed:
         """Entries of known tokens and nothing else."""
@@ -287,7 +286,7 @@ class MtpDrafter:
         """Some of the states [n, hidden], without a copy if they are all in order."""
         if len(places) == len(states) and places == list(range(len(states))):
             return states
-        return states.index_select(0, self._indices(places))
+        return self._backend.pick_rows(states, self._indices(places))
 
     def _columns_of(self, lease: Lease, positions: range) -> list[int]:
         start, columns = lease.slot * self._columns, self._columns

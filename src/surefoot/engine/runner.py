@@ -75,7 +75,7 @@ class ModelForward:
 
     def __init__(self, model: Model, pools: Pools, backend: Backend, capture: Capture) -> None:
         """Run `model`, whose caches are `pools`."""
-        self._model, self._pools = model, pools
+        self._model, self._pools, self._backend = model, pools, backend
         self._call = capture.call(self._pass, backend, RowKind(capture.widest, 1, bounded=False))
 
     def __call__(self, step: Step) -> Computed:
@@ -84,8 +84,7 @@ class ModelForward:
 
     def _pass(self, batch: Batch, _: Sequence[Tensor]) -> Computed:
         hidden = self._model.forward(batch, self._pools)
-        wanted = hidden if len(batch.wanted) == len(hidden) else hidden[batch.wanted]
-        return Computed(hidden, self._model.logits(wanted))
+        return Computed(hidden, self._model.logits(batch.wanted_of(hidden, self._backend)))
 
     def fold(self, folds: Sequence[Fold]) -> None:
         """See Forward."""

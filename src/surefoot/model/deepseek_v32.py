@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from surefoot.backend.operands import Fold
@@ -236,7 +235,9 @@ class ChosenModel:
 
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
         """See Model."""
-        stream, angles = F.embedding(batch.tokens, self._ends.embedding), self._ends.angles(batch)
+        ends = self._ends
+        stream = ends.backend.pick_rows(ends.embedding, batch.tokens)
+        angles = ends.angles(batch)
         chosen: Tensor | None = None
         for layer in self._layers:
             if layer.attention.indexer is not None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from surefoot.backend.operands import Fold
@@ -224,7 +223,7 @@ class MtpHead:
     def _joined(self, batch: Batch, hidden: Tensor) -> Tensor:
         """[T, n, hidden] of each token's embedding and the streams before it."""
         backend, eps = self._backend, self._eps
-        token = F.embedding(batch.tokens, self._ends.embedding)
+        token = backend.pick_rows(self._ends.embedding, batch.tokens)
         token = self._from_token(backend.rms_norm(token, self._token_norm, eps))
         flat = backend.rms_norm(hidden.flatten(0, 1), self._stream_norm, eps)
         return self._from_streams(flat).view(hidden.shape) + token[:, None]
@@ -266,7 +265,7 @@ class LatentModel:
 
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
         """See Model."""
-        token = F.embedding(batch.tokens, self._ends.embedding)
+        token = self._backend.pick_rows(self._ends.embedding, batch.tokens)
         streams = token[:, None].expand(-1, self.config.streams.count, -1).contiguous()
         angles = {
             kind: self._ends.angles.of(kind, batch.positions) for kind in set(self.config.kinds)

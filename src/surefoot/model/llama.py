@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from surefoot.backend.operands import Fold, Placing
@@ -294,7 +293,7 @@ class LlamaModel:
 
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
         """See Model."""
-        x = F.embedding(batch.tokens, self._embedding)
+        x = self._backend.pick_rows(self._embedding, batch.tokens)
         angles = self._rotary(batch.positions)
         for layer in self._layers:
             x = layer(x, angles, batch, pools)

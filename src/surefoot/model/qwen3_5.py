@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from surefoot.backend.operands import Fold
@@ -210,7 +209,7 @@ class HybridModel:
 
     def forward(self, batch: Batch, pools: Pools) -> Tensor:
         """See Model."""
-        stream = F.embedding(batch.tokens, self._ends.embedding)
+        stream = self._ends.backend.pick_rows(self._ends.embedding, batch.tokens)
         angles = self._ends.angles(batch)
         for layer in self._layers:
             stream = layer(stream, angles, batch, pools)

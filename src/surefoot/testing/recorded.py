@@ -320,6 +320,10 @@ class RecordedReplay:
         """See Backend."""
         self._tapes.call(self._inner.clean, entries, tokens)
 
+    def pick_rows(self, table: Tensor, places: Tensor) -> Tensor:
+        """See Backend."""
+        return self._tapes.call(self._inner.pick_rows, table, places)
+
     def join_tokens(
         self, tokens: Tensor, table: Tensor, states: Tensor, norms: Tensor, eps: float
     ) -> Tensor:

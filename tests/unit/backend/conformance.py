@@ -103,6 +103,14 @@ def rms_norm(backend: Backend, seed: int) -> Sequence[Tensor]:
     return [backend.rms_norm(x.to(backend.device), weight, eps) for x in (flat, by_head)]
 
 
+def pick_rows(backend: Backend, seed: int) -> Sequence[Tensor]:
+    rng, draws = _sources(seed)
+    rows, count, shape = rng.randint(1, 50), rng.randrange(60), rng.choice(((1,), (65,), (3, 40)))
+    table = torch.randn(rows, 2, *shape, generator=draws).to(backend.device)
+    places = torch.randint(0, rows, (count,), generator=draws).to(backend.device)
+    return [backend.pick_rows(x, places) for x in (table, table[:, 0], table.flip(0)[:, 0])]
+
+
 def join_tokens(backend: Backend, seed: int) -> Sequence[Tensor]:
     rng, draws = _sources(seed)
     count, vocab, width = rng.randrange(40), rng.randint(1, 50), rng.randint(1, 300)
@@ -262,6 +270,7 @@ OPERATORS: Mapping[str, Run] = {
         ring_write,
         window_attention,
         rms_norm,
+        pick_rows,
         join_tokens,
         rotary,
         pack_linear,

@@ -143,6 +143,14 @@ class CpuBackend(BlockwiseBackend):
         )
         return out
 
+    def pick_rows(self, table: Tensor, places: Tensor) -> Tensor:
+        """See Backend."""
+        if not (are_float32(table) and table.is_contiguous()):
+            return super().pick_rows(table, places)
+        out = torch.empty(len(places), *table.shape[1:])
+        rowwise.pick_rows(table.flatten(1).numpy(), places.numpy(), out.flatten(1).numpy())
+        return out
+
     def join_tokens(
         self, tokens: Tensor, table: Tensor, states: Tensor, norms: Tensor, eps: float
     ) -> Tensor:

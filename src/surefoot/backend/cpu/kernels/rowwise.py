@@ -40,6 +40,15 @@ def rms_norm(x: Floats, weight: Floats, eps: np.float32, out: Floats) -> None:
             norm_row(target, weight[h % weight.shape[0]], eps)
 
 
+@kernel("void(f4[:,::1],i8[::1],f4[:,::1])")
+def pick_rows(table: Floats, places: Integers, out: Floats) -> None:
+    """See Backend.pick_rows."""
+    for i in range(places.shape[0]):
+        place = places[i]
+        assert 0 <= place < table.shape[0], "a row must be in the table"
+        copy(table[place], out[i])
+
+
 @kernel("void(i8[::1],f4[:,::1],f4[:,::1],f4[:,::1],f4,f4[:,:,::1])")
 def join_tokens(
     tokens: Integers, table: Floats, states: Floats, norms: Floats, eps: np.float32, out: Floats
