@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
 from surefoot.backend.operands import LayoutBounds
@@ -301,15 +300,8 @@ def _without_padding(computed: Computed, step: Step) -> Computed:
 
 def _blank_batch(blank: Step, bucket: Bucket, kind: RowKind, backend: Backend) -> Batch:
     """Tensors for any step of this size, filled with padding."""
-    last = bucket.padded_tokens - 1
-
-    def places(count: int) -> Tensor:
-        return torch.full((count,), last, dtype=torch.long, device=backend.device)
-
-    batch = blank.build(backend)
-    tentative = bucket.rows * (bucket.width - kind.known)
     wanted = bucket.rows * min(bucket.width, kind.wanted)
-    return replace(batch, wanted=places(wanted), tentative=places(tentative))
+    return blank.build(backend, (wanted, bucket.rows * (bucket.width - kind.known)))
 
 
 @dataclass(frozen=True)

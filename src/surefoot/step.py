@@ -7,7 +7,6 @@ prefill row   n known tokens
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -82,6 +81,7 @@ class Batch:
     """A step on its device, as models read it.
 
     Attributes:
+        numbers: [n] int64, one after the other what the next four hold, which are views of it.
         tokens: [T] int64 token ids.
         positions: [T] int64 absolute positions.
         wanted: [R] int64 indices into T of the tokens after which logits are wanted.
@@ -91,6 +91,7 @@ class Batch:
         rows: cache writes and attention for this layout.
     """
 
+    numbers: Tensor
     tokens: Tensor
     positions: Tensor
     wanted: Tensor
@@ -101,7 +102,7 @@ class Batch:
     @property
     def filled(self) -> tuple[Tensor, ...]:
         """The tensors that `Step.fill` writes."""
-        return self.tokens, self.positions, self.wanted, self.tentative, self.padding
+        return self.numbers, self.padding
 
     def wanted_of(self, hidden: Tensor, backend: Backend) -> Tensor:
         """States of the tokens after which logits are wanted, of states [T, ...]; often all."""
@@ -164,32 +165,28 @@ class Step:
         added = tuple(_padding_row(length, self.page_tokens) for length in lengths)
         return Step(self.rows + added, self.live, self.page_tokens, self.guesses)
 
-    def build(self, backend: Backend) -> Batch:
-        """Make the tensors and the backend's own metadata, all from the same rows."""
-        places, device, padding = self._places(), backend.device, self._padding()
-        tokens, positions, wanted, tentative = self._on(device, places)
-        return Batch(
-            tokens=tokens,
-            positions=positions,
-            wanted=wanted,
-            tentative=tentative,
-            padding=torch.tensor(padding, device=device) if padding else _NO_PADDING,
-            rows=backend.rows(self.layout()),
-        )
+    def build(self, backend: Backend, room: tuple[int, int] = (0, 0)) -> Batch:
+        """Make the tensors and the backend's own metadata, all from the same rows.
+
+        Args:
+            backend: whose tensors they are.
+            room: how many places `wanted` and `tentative` have at least. The last token, which
+                must be padding then, stands in those that this step has no use for.
+        """
+        places, device, padding = self._places(room), backend.device, self._padding()
+        numbers = torch.tensor(places.in_a_row, dtype=torch.long, device=device)
+        marks = torch.tensor(padding, device=device) if padding else _NO_PADDING
+        tokens, positions, wanted, tentative = numbers.split(places.counts)
+        rows = backend.rows(self.layout())
+        batch = Batch(numbers, tokens, positions, wanted, tentative, marks, rows)
+        self._put_guesses(batch, places.guesses)
+        return batch
 
     def fill(self, batch: Batch) -> None:
-        """Write this padded step into the tensors of a batch of as many rows and tokens.
-
-        Its last token must be padding: it stands in the places of `wanted` and `tentative` that
-        this step has no use for.
-        """
-        places, last = self._places(), self.token_count - 1
-        _fill_up(places.wanted, len(batch.wanted), last)
-        _fill_up(places.tentative, len(batch.tentative), last)
-        held = batch.tokens, batch.positions, batch.wanted, batch.tentative
-        for old, new in zip(held, self._on(batch.tokens.device, places), strict=True):
-            if len(old):
-                old.copy_(new)
+        """Write this step into the tensors of a batch of as many rows and tokens."""
+        places = self._places((len(batch.wanted), len(batch.tentative)))
+        batch.numbers.copy_(torch.tensor(places.in_a_row, dtype=torch.long))
+        self._put_guesses(batch, places.guesses)
         if padding := self._padding():
             batch.padding.copy_(torch.tensor(padding))
 
@@ -209,7 +206,7 @@ class Step:
             page_tokens=self.page_tokens,
         )
 
-    def _places(self) -> _Places:
+    def _places(self, room: tuple[int, int]) -> _Places:
         places, end = _Places(), 0
         for row in self.rows:
             begin, end = end, end + row.count
@@ -218,18 +215,18 @@ class Step:
             places.guesses.extend(range(begin + len(row.tokens), end))
             places.tentative.extend(range(begin + row.certain, end))
             places.wanted.extend(range(end - row.wanted, end))
+        _fill_up(places.wanted, room[0], end - 1)
+        _fill_up(places.tentative, room[1], end - 1)
         return places
 
-    def _on(self, device: torch.device, places: _Places) -> tuple[Tensor, ...]:
-        """Tokens [T], positions, wanted and tentative on the device; one piece, as each costs."""
-        parts = places.tokens, places.positions, places.wanted, places.tentative, places.guesses
-        numbers = torch.tensor(list(itertools.chain(*parts)), dtype=torch.long, device=device)
-        tokens, *others, unknown = numbers.split([len(part) for part in parts])
-        if len(unknown):
-            guesses = self.guesses.clamp(min=0)
-            whole = len(unknown) == len(tokens)
-            tokens = guesses if whole else tokens.index_copy_(0, unknown, guesses)
-        return (tokens, *others)
+    def _put_guesses(self, batch: Batch, places: list[int]) -> None:
+        """Put the drafts that the host does not know in their places among the tokens."""
+        if places:
+            guesses, tokens = self.guesses.clamp(min=0), batch.tokens
+            if len(places) == len(tokens):
+                tokens.copy_(guesses)
+            else:
+                tokens.index_copy_(0, torch.tensor(places, device=tokens.device), guesses)
 
     def _padding(self) -> list[bool]:
         """For each token whether nobody asked for it; [] if all were asked for."""
@@ -248,6 +245,16 @@ class _Places:
     guesses: list[int] = field(default_factory=list)
     tentative: list[int] = field(default_factory=list)
     wanted: list[int] = field(default_factory=list)
+
+    @property
+    def in_a_row(self) -> list[int]:
+        """What a batch's numbers are; one tensor, as each costs."""
+        return [*self.tokens, *self.positions, *self.wanted, *self.tentative]
+
+    @property
+    def counts(self) -> list[int]:
+        """How many there are of each."""
+        return [len(part) for part in (self.tokens, self.positions, self.wanted, self.tentative)]
 
 
 def fold_due(slot: int, settled: int, final: int, block: int) -> Fold | None:

@@ -47,8 +47,9 @@ class StaleStep(Step):
 
     before: Step
 
-    def build(self, backend: Backend) -> Batch:
-        return replace(super().build(backend), rows=self.before.build(backend).rows)
+    def build(self, backend: Backend, room: tuple[int, int] = (0, 0)) -> Batch:
+        built = super().build(backend, room)
+        return replace(built, rows=self.before.build(backend).rows)
 
 
 def padded_after_layout(step: Step) -> Step:

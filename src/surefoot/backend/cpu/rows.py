@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -284,27 +284,26 @@ def check_rows(layout: RowLayout) -> None:
 
 def _spans(layout: RowLayout) -> list[tuple[int, int, int]]:
     """Of each row: its first token in the step, how many there are, and the first's position."""
-    lengths = [stop - start for start, stop in pairwise(layout.starts)]
-    return list(zip(layout.starts, lengths, layout.first, strict=False))
+    pairs = zip(pairwise(layout.starts), layout.first, strict=True)
+    return [(start, stop - start, first) for (start, stop), first in pairs]
 
 
 def by_table(layout: RowLayout) -> Integers:
     """Rows [R, 5] as paged kernels read them."""
-    spans = _spans(layout)
-    for row, (_, length, first) in enumerate(spans):
-        room = len(layout.tables[row]) * layout.page_tokens
+    rows: list[int] = []
+    begin = 0
+    for row, (span, table) in enumerate(zip(_spans(layout), layout.tables, strict=True)):
+        _, length, first = span
+        room = len(table) * layout.page_tokens
         assert length == 0 or first + length <= room, f"row {row} outgrows its page table"
-    begins = np.cumsum([0, *(len(table) for table in layout.tables)])
-    rows = [
-        (*span, least, begin)
-        for span, least, begin in zip(spans, layout.visible_from, begins, strict=False)
-    ]
+        rows += (*span, layout.visible_from[row], begin)
+        begin += len(table)
     return np.array(rows, dtype=np.int64).reshape(-1, 5)
 
 
 def all_pages(layout: RowLayout) -> Integers:
     """The page tables one after the other."""
-    return np.array([page for table in layout.tables for page in table], dtype=np.int64)
+    return np.array([*chain.from_iterable(layout.tables)], dtype=np.int64)
 
 
 def by_slot(layout: RowLayout) -> Integers:
