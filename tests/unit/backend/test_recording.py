@@ -303,7 +303,7 @@ def frozen_rows(what: str) -> Callable[[], AbstractContextManager[object]]:
         move = recording._MovableRows.move
 
         def forgetful(self: recording._MovableRows, layout: RowLayout) -> None:
-            kept = [(array, array.copy(), make) for array, make in self._arrays]
+            kept = [(array, array.copy(), make) for array, make in self.arrays]
             move(self, layout)
             for array, before, make in kept:
                 if make.__name__ == what:

@@ -127,7 +127,7 @@ class CpuBackend(BlockwiseBackend):
         work: Callable[[RowOperators], Sequence[Tensor]],
     ) -> Recording | None:
         """See Backend."""
-        return record_step(layout, bounds, self._widths, work)
+        return record_step(layout, bounds, self._widths, inputs, work)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See Backend."""

@@ -96,7 +96,7 @@ class GroupedLinear:
         elif rows:
             groups, padded, width = self.values.shape
             codes = torch.empty(groups, rows, width, dtype=torch.int8)
-            row_scales, totals = np.empty(rows, np.float32), np.empty((rows, padded), np.float32)
+            row_scales, totals = torch.empty(rows).numpy(), torch.empty(rows, padded).numpy()
             grouped.quantise_group_rows(inputs, codes.numpy(), row_scales)
             for g in range(groups):
                 sums = torch._int_mm(codes[g], self.values[g].t()).numpy()

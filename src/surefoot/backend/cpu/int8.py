@@ -102,7 +102,7 @@ class Int8Linear:
             )
         elif rows:
             codes = torch.empty(rows, self.values.shape[1], dtype=torch.int8)
-            row_scales = np.empty(rows, np.float32)
+            row_scales = torch.empty(rows).numpy()
             int8.quantise_rows(inputs, self.fixed, codes.numpy(), row_scales)
             sums = torch._int_mm(codes, self.values.t()).numpy()
             int8.dequantise_rows(

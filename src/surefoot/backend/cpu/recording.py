@@ -18,6 +18,7 @@ from torch._ops import OpOverload
 
 from surefoot.backend.blockwise.attention import Widths
 from surefoot.backend.cpu.kernels.compile import listening
+from surefoot.backend.cpu.rehearsal import Memory, Span, emptied, moved, span_of
 from surefoot.backend.cpu.rows import CompiledRows, Integers, check_rows
 from surefoot.backend.operands import LayoutBounds, RowLayout
 from surefoot.backend.reads import name_of, watching
@@ -47,17 +48,22 @@ class _Recorder:
     Attributes:
         paused: it has given up.
         entries: what was run.
+        made: memory that was made, in order.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rehearsing: bool = False) -> None:
+        """Record; in a rehearsal no kernel runs, and what cannot be recorded is an error."""
         self.paused = False
         self.entries: list[_Entry] = []
+        self.made: list[Span] = []
+        self._rehearsing = rehearsing
         self._bytes = 0
 
-    def kernel_call(self, function: Callable[..., object], args: tuple[object, ...]) -> None:
-        """A kernel is about to run."""
+    def kernel_call(self, function: Callable[..., object], args: tuple[object, ...]) -> bool:
+        """A kernel is about to run; whether it may."""
         if not self.paused:
             self.entries.append((function, args))
+        return not self._rehearsing
 
     def python_call(
         self,
@@ -82,42 +88,64 @@ class _Recorder:
         except TapeError as error:
             self._give_up(error)
             return function(*args, **kwargs)
-        result = function(*args, **kwargs)
         known = {memory_of(tensor) for tensor in tensors_in((args, dict(kwargs)))}
+        mutable = function._schema.is_mutable
+        if mutable and self._rehearsing and not known <= {begin for begin, _ in self.made}:
+            raise TapeError(f"{function} writes to what was there before")
+        result = function(*args, **kwargs)
         places = enumerate(tensors_in(result))
         fresh = [(place, made) for place, made in places if memory_of(made) not in known]
+        self.made += [span_of(made) for _, made in fresh]
         self._bytes += sum(made.nbytes for _, made in fresh)
-        if function._schema.is_mutable or (fresh and function._schema.name not in _ROOM):
+        if mutable or (fresh and function._schema.name not in _ROOM):
             self.entries.append((Call(function, args, dict(kwargs), fresh).repeat, ()))
         if self._bytes > _MOST_BYTES:
             self._give_up("it computes too much to gain by it")
         return result
 
+    def told(self, rows: _MovableRows) -> list[object]:
+        """What was run, such that it is equal for steps that differ in nothing but their rows."""
+        memory = Memory([*(span_of(array) for array, _ in rows.arrays), *self.made])
+        return [memory.told(_unwrapped(entry)) for entry in self.entries]
+
     def _give_up(self, reason: object) -> None:
+        if self._rehearsing:
+            raise TapeError(str(reason))
         log.info("a step is not recorded: %s", reason)
         self.paused = True
         self.entries.clear()
 
 
+def _unwrapped(entry: _Entry) -> tuple[object, ...]:
+    """A kernel or operator and what it is given."""
+    function, args = entry
+    call = getattr(function, "__self__", None)
+    return (call.function, call.args, call.kwargs) if isinstance(call, Call) else (function, args)
+
+
 class _MovableRows(CompiledRows):
-    """Row operators whose kernels read arrays that can be written anew."""
+    """Row operators whose kernels read arrays that can be written anew.
+
+    Attributes:
+        arrays: those arrays, each with what makes its numbers of a layout.
+    """
 
     def __init__(self, layout: RowLayout, widths: Widths, longest_table: int) -> None:
         super().__init__(layout, widths)
         self._most_pages = longest_table * len(layout.tables)
-        self._arrays: list[tuple[Integers, Callable[[RowLayout], Integers]]] = []
+        self.arrays: list[tuple[Integers, Callable[[RowLayout], Integers]]] = []
 
     def _laid_out(self, make: Callable[[RowLayout], Integers]) -> Integers:
         array = make(self._layout)
         if array.ndim == 1:
             array = np.pad(array, (0, self._most_pages - len(array)))
-        self._arrays.append((array, make))
+        self.arrays.append((array, make))
         return array
 
     def move(self, layout: RowLayout) -> None:
         """Let the kernels that were given these arrays see another layout."""
         check_rows(layout)
-        for array, make in self._arrays:
+        for array, make in self.arrays:
             values = make(layout)
             array[: len(values)] = values
 
@@ -148,10 +176,28 @@ def record_step(
     layout: RowLayout,
     bounds: LayoutBounds,
     widths: Widths,
+    inputs: Sequence[Tensor],
     work: Callable[[RowOperators], Sequence[Tensor]],
 ) -> StepRecording | None:
-    """Run a step, once, and record it; None if that cannot be done, or it is too large to gain."""
+    """Run a step, once, and record it; see Backend.record.
+
+    None if that cannot be done, if the step is too large to gain by it, or if it was given numbers
+    of the host that belong to this step alone.
+    """
     rows, recorder = _MovableRows(layout, widths, bounds.longest_table), _Recorder()
     with listening(recorder.kernel_call), watching(recorder):
         outputs = work(rows)
-    return None if recorder.paused else StepRecording(recorder.entries, rows, outputs)
+    if recorder.paused:
+        return None
+    elsewhere = _MovableRows(moved(layout, bounds), widths, bounds.longest_table)
+    rehearsal = _Recorder(rehearsing=True)
+    try:
+        with emptied(inputs), listening(rehearsal.kernel_call), watching(rehearsal):
+            work(elsewhere)
+    except TapeError as error:
+        log.info("a step is not recorded: %s", error)
+        return None
+    if recorder.told(rows) != rehearsal.told(elsewhere):
+        log.warning("a step is not recorded: it was given numbers that belong to it alone")
+        return None
+    return StepRecording(recorder.entries, rows, outputs)

@@ -37,8 +37,8 @@ def digest(folder: Path) -> str:
 _VERSION = digest(Path(__file__).parent) + ("_in_pool" if HAS_THREADS else "")
 
 
-Listener = Callable[[Callable[..., object], tuple[object, ...]], None]
-"""Is told of a kernel's machine code and its arguments before they are run."""
+Listener = Callable[[Callable[..., object], tuple[object, ...]], bool]
+"""Is told of a kernel's machine code and its arguments, and says whether they are run."""
 
 _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
@@ -76,7 +76,8 @@ class Kernel(Generic[P, R]):
         listener = _listener.get()
         if listener is not None:
             assert not kwargs, "kernels take their arguments by place"
-            listener(self._compiled, args)
+            if not listener(self._compiled, args):
+                return cast(R, None)  # as all kernels give
         return cast(R, self._compiled(*args, **kwargs))
 
     def prepare(self) -> bool:
