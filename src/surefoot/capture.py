@@ -220,7 +220,7 @@ class ExactCall:
     """Replays a pass over steps of sizes that come often, and runs others eagerly.
 
     Attributes:
-        grain: steps of more tokens than rows are padded to a multiple of it; 1 for none.
+        grain: steps whose rows differ in length are padded to a multiple of it; 1 for none.
     """
 
     def __init__(
@@ -255,7 +255,7 @@ class ExactCall:
 
     def _padded(self, step: Step) -> Step:
         rows, tokens = len(step.rows), step.token_count
-        if self.grain == 1 or tokens == rows:
+        if self.grain == 1 or len({row.count for row in step.rows}) == 1:
             return step
         return step.pad(rows + 1, tokens + self.grain - tokens % self.grain)
 

@@ -85,6 +85,9 @@ class EngineConfig:
         prefill_chunk: most prompt tokens of one request computed in one step.
         prefix_cache: keep computed prompts for later requests that begin alike.
         capture: record steps and replay them, where the backend can.
+        capture_target: record the target's steps too, not a drafter's alone; None does so on
+            devices only. On the CPU small models decode up to twice as fast with it, and drafts
+            bring less.
         ngram_max: longest suffix that the ngram drafter looks up.
         ngram_min: shortest one.
         max_waiting: most requests that may wait; further ones are refused.
@@ -110,6 +113,7 @@ class EngineConfig:
     prefill_chunk: int = 256
     prefix_cache: bool = True
     capture: bool = True
+    capture_target: bool | None = None
     ngram_max: int = 5
     ngram_min: int = 2
     max_waiting: int = 4096
@@ -138,9 +142,9 @@ class EngineConfig:
         _whole("max_waiting", self.max_waiting, 1, None)
         _whole("ngram_max", self.ngram_max, 1, 32)
         _whole("ngram_min", self.ngram_min, 1, 32)
-        for name in ("prefix_cache", "capture", "emulate", "bitwise"):
-            value = getattr(self, name)
-            if not isinstance(value, bool) and not (value is None and name == "bitwise"):
+        for name in ("prefix_cache", "capture", "capture_target", "emulate", "bitwise"):
+            value, open_ones = getattr(self, name), ("bitwise", "capture_target")
+            if not isinstance(value, bool) and not (value is None and name in open_ones):
                 raise SettingError(name, f"must be true or false, not {value!r}")
         self._check_together()
 

@@ -102,6 +102,7 @@ class Case:
     preempt: str = "never"
     sampling: str = "greedy"
     poison: str = "none"
+    capture_target: bool | None = None
 
     @property
     def speculation(self) -> str:
@@ -252,6 +253,7 @@ class Run:
             max_model_len=CONTEXT,
             memory=self._memory(),
             points=4 * case.batch,
+            capture_target=case.capture_target,
         )
 
     def _memory(self) -> int:

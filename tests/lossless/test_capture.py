@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -11,8 +12,11 @@ from unittest.mock import patch
 import pytest
 
 from surefoot.backend import make_backend
+from surefoot.backend.cpu.recording import StepRecording
+from surefoot.backend.operands import RowLayout
 from surefoot.backend.protocol import Backend
 from surefoot.engine.models import LoadedModel
+from surefoot.step import Batch, Step
 from surefoot.testing.recorded import RecordedReplay
 from surefoot.testing.strategies import pairwise
 from tests.lossless.harness import LATENTS, Bench, Case, Counts, Run
@@ -84,12 +88,51 @@ def test_many_replayed_steps_do(seed: int, model: str, recorded: RecordedBench) 
     run_all(recorded, model, make_cases(seed, at_least=60))
 
 
-def run_all(recorded: RecordedBench, model: str, cases: Sequence[Case]) -> Counts:
+@pytest.mark.parametrize("model", FACTORS["model"])
+def test_target_steps_that_are_recorded_as_they_come_do_too(model: str, bench: Bench) -> None:
+    """On the CPU, by their very size; those of a target with experts cannot be recorded."""
+    with counted_replays() as replays:
+        run_all(bench, model, captured(make_cases(seed=5, at_least=30)))
+    assert len(replays) > 100 or model in ("hybrid experts", LATENTS)
+
+
+def test_a_target_step_that_is_not_fed_anew_gives_other_tokens(bench: Bench) -> None:
+    fill = Step.fill
+
+    def forgetful(self: Step, batch: Batch) -> None:
+        before = batch.positions.clone()
+        fill(self, batch)
+        batch.positions.copy_(before)
+
+    cases = [replace(case, drafter="none") for case in make_cases(seed=5, at_least=30)]
+    with patch.object(Step, "fill", forgetful), pytest.raises(AssertionError):
+        run_all(bench, "qwen3", captured(cases))
+
+
+def captured(cases: Sequence[Case]) -> list[Case]:
+    return [replace(case, capture_target=True) for case in cases]
+
+
+@contextmanager
+def counted_replays() -> Iterator[list[StepRecording]]:
+    """The recordings that are replayed, one entry each time."""
+    replays: list[StepRecording] = []
+    replay = StepRecording.replay
+
+    def counted(self: StepRecording, layout: RowLayout) -> None:
+        replays.append(self)
+        replay(self, layout)
+
+    with patch.object(StepRecording, "replay", counted):
+        yield replays
+
+
+def run_all(bench: Bench, model: str, cases: Sequence[Case]) -> Counts:
     differences: list[str] = []
     counts = Counts()
     for case in cases:
         if case.model == model:
-            run = Run(recorded, case)
+            run = Run(bench, case)
             differences += run.finish()
             counts.add(run.requests)
     assert not differences, "\n".join(differences)

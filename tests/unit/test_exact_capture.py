@@ -98,7 +98,7 @@ def test_long_steps_are_not_recorded() -> None:
 
 
 GRAIN = 8
-UNLIKE = [(3, 1), (1, 4), (2, 2), (5, 1, 1), (1, 1, 4), (2, 3, 2), (1, 9), (8, 8, 7)]
+UNLIKE = [(3, 1), (1, 4), (2, 1), (5, 1, 1), (1, 1, 4), (2, 3, 2), (1, 9), (8, 8, 7)]
 
 
 def test_steps_of_rows_of_unlike_length_share_a_few_recordings() -> None:
@@ -111,10 +111,11 @@ def test_steps_of_rows_of_unlike_length_share_a_few_recordings() -> None:
     assert twins.backend.replays > (OFTEN - 1) * len(UNLIKE)
 
 
-def test_one_token_a_row_is_not_padded() -> None:
+@pytest.mark.parametrize("length", [1, 3])
+def test_rows_of_one_length_are_not_padded(length: int) -> None:
     twins, journey = Twins(summing(), CACHES, Counting(), 8, GRAIN), Journey(1)
-    assert differences(twins, journey, (1, 1, 1), OFTEN + 2) == []
-    assert [(size.rows, size.tokens) for size in twins.call._recorded] == [(3, 3)]
+    assert differences(twins, journey, [length] * 3, OFTEN + 2) == []
+    assert [(size.rows, size.tokens) for size in twins.call._recorded] == [(3, 3 * length)]
 
 
 def test_padding_that_does_not_go_to_the_sink_is_found_out() -> None:

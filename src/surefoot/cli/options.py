@@ -111,6 +111,9 @@ class EngineOptions:
     emulate: Annotated[bool | None, switch(_ENGINE["emulate"])] = None
     bitwise: Annotated[bool | None, switch(_ENGINE["bitwise"], off=("--no-bitwise",))] = None
     capture: Annotated[bool | None, switch(_ENGINE["capture"], off=("--no-capture",))] = None
+    capture_target: Annotated[
+        bool | None, switch(_ENGINE["capture_target"], off=("--no-capture-target",))
+    ] = None
     memory: Annotated[
         int | None, flag(f"{_ENGINE['memory']} 512MiB and 2GB are understood.", convert=size)
     ] = None

@@ -140,9 +140,11 @@ def assemble(
     scheduler = Scheduler(ledger, limits)
     vocab = target.model.description.vocab_size
     capture = _capture(name, config, target, plan, length)
-    # Where steps of any size are recorded, only drafts are: a fault there costs time and no token.
-    padded = target.backend.capabilities.padded_recordings
-    forward = ModelForward(target.model, pools, target.backend, capture if padded else EAGER)
+    captured = config.capture_target
+    if captured is None:
+        # Where a step is recorded while it is computed, a fault in a draft costs time and no token.
+        captured = target.backend.capabilities.padded_recordings
+    forward = ModelForward(target.model, pools, target.backend, capture if captured else EAGER)
     if drafter is None:
         parts = _DrafterParts(target, draft, own, plan, capture)
         setting = DrafterSetting(vocab, plan.page_tokens, length)
