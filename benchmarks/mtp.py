@@ -73,11 +73,13 @@ def speed(model: LoadedModel, options: argparse.Namespace) -> None:
     """Decode speed with the head against none, by batch."""
     prompts = held_out(options.model, max(options.batch))
     for batch in options.batch:
-        engines = {"none": engine_on(model, drafter="none", max_rows=batch)}
+        make = partial(
+            engine_on, model, max_rows=batch, capture_target=options.capture_target or None
+        )
+        engines = {"none": make(drafter="none")}
         for depth in options.depths:
-            name = f"mtp {depth}"
-            engines[name] = engine_on(model, drafter="mtp", draft_tokens=depth, max_rows=batch)
-        engines["mtp auto"] = engine_on(model, drafter="mtp", max_rows=batch)
+            engines[f"mtp {depth}"] = make(drafter="mtp", draft_tokens=depth)
+        engines["mtp auto"] = make(drafter="mtp")
         speeds = _speeds(engines, prompts[:batch], options)
         for name, values in speeds.items():
             print(
@@ -210,6 +212,9 @@ def main() -> None:
         "--in-turn",
         action="store_true",
         help="a few steps of each engine in turn, for a machine whose speed moves",
+    )
+    parser.add_argument(
+        "--capture-target", action="store_true", help="record the target's steps, too"
     )
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
