@@ -56,6 +56,7 @@ class _Recorder:
         self.paused = False
         self.entries: list[_Entry] = []
         self.made: list[Span] = []
+        self._given: list[tuple[object, ...]] = []
         self._rehearsing = rehearsing
         self._bytes = 0
 
@@ -63,6 +64,7 @@ class _Recorder:
         """A kernel is about to run; whether it may."""
         if not self.paused:
             self.entries.append((function, args))
+            self._given.append((function, args))
         return not self._rehearsing
 
     def python_call(
@@ -99,6 +101,7 @@ class _Recorder:
         self._bytes += sum(made.nbytes for _, made in fresh)
         if mutable or (fresh and function._schema.name not in _ROOM):
             self.entries.append((Call(function, args, dict(kwargs), fresh).repeat, ()))
+            self._given.append((function, args, kwargs))
         if self._bytes > _MOST_BYTES:
             self._give_up("it computes too much to gain by it")
         return result
@@ -106,7 +109,7 @@ class _Recorder:
     def told(self, rows: _MovableRows) -> list[object]:
         """What was run, such that it is equal for steps that differ in nothing but their rows."""
         memory = Memory([*(span_of(array) for array, _ in rows.arrays), *self.made])
-        return [memory.told(_unwrapped(entry)) for entry in self.entries]
+        return [memory.told(given) for given in self._given]
 
     def _give_up(self, reason: object) -> None:
         if self._rehearsing:
@@ -114,13 +117,7 @@ class _Recorder:
         log.info("a step is not recorded: %s", reason)
         self.paused = True
         self.entries.clear()
-
-
-def _unwrapped(entry: _Entry) -> tuple[object, ...]:
-    """A kernel or operator and what it is given."""
-    function, args = entry
-    call = getattr(function, "__self__", None)
-    return (call.function, call.args, call.kwargs) if isinstance(call, Call) else (function, args)
+        self._given.clear()
 
 
 class _MovableRows(CompiledRows):
@@ -189,15 +186,17 @@ def record_step(
         outputs = work(rows)
     if recorder.paused:
         return None
-    elsewhere = _MovableRows(moved(layout, bounds), widths, bounds.longest_table)
-    rehearsal = _Recorder(rehearsing=True)
-    try:
-        with emptied(inputs), listening(rehearsal.kernel_call), watching(rehearsal):
-            work(elsewhere)
-    except TapeError as error:
-        log.info("a step is not recorded: %s", error)
-        return None
-    if recorder.told(rows) != rehearsal.told(elsewhere):
-        log.warning("a step is not recorded: it was given numbers that belong to it alone")
-        return None
+    told = recorder.told(rows)
+    for other in moved(layout, bounds):
+        elsewhere = _MovableRows(other, widths, bounds.longest_table)
+        rehearsal = _Recorder(rehearsing=True)
+        try:
+            with emptied(inputs), listening(rehearsal.kernel_call), watching(rehearsal):
+                work(elsewhere)
+        except TapeError as error:
+            log.info("a step is not recorded: %s", error)
+            return None
+        if rehearsal.told(elsewhere) != told:
+            log.warning("a step is not recorded: it was given numbers that belong to it alone")
+            return None
     return StepRecording(recorder.entries, rows, outputs)

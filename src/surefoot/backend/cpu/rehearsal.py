@@ -1,7 +1,7 @@
 """Whether a recorded step holds numbers of the host, which would stay the same in every replay.
 
-The step's work is done once more for rows that lie elsewhere, with other tokens at other positions.
-No kernel runs and no cache is written, so that costs little. Each call must then be given what it
+The step's work is done twice more for rows that lie elsewhere, with other tokens. No kernel runs
+and no cache is written, so that costs little. Each call must then be given what it
 was given before: the same numbers, the same weights and caches, and what was made or is written
 anew at the same place. Whatever else differs depends on the rows, and was frozen.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -70,25 +71,32 @@ class Memory:
         return value
 
 
-def moved(layout: RowLayout, bounds: LayoutBounds) -> RowLayout:
-    """A step of the same size whose rows lie elsewhere, in every respect."""
+def moved(layout: RowLayout, bounds: LayoutBounds) -> tuple[RowLayout, RowLayout]:
+    """Two steps of the same size, their rows near the start of their tables and near the end.
+
+    Whatever grows with positions or pages differs between the two, and so from one of them at
+    least; the rows' order and slots differ from both.
+    """
     lengths = [layout.length(row) for row in range(len(layout.first))][::-1]
-    starts, firsts, tables = [0], [], []
-    for row, length in enumerate(lengths):
-        room = bounds.longest_table * layout.page_tokens - length
-        firsts.append((layout.first[row] + room // 2 + row + 1) % (room + 1))
-        pages = -(-(firsts[-1] + length) // layout.page_tokens)
-        tables.append([page + 1 for page in range(pages)])
-        starts.append(starts[-1] + length)
+    rooms = [bounds.longest_table * layout.page_tokens - length for length in lengths]
+    early = [min(row, room) for row, room in enumerate(rooms)]
+    late = [max(room - row, 0) for row, room in enumerate(rooms)]
+    return _at(layout, lengths, early, 0), _at(layout, lengths, late, int(bounds.bounded))
+
+
+def _at(layout: RowLayout, lengths: list[int], first: list[int], hidden: int) -> RowLayout:
+    """Rows of these lengths and first positions; of those before, 0 or all are hidden."""
+    spans = list(zip(first, lengths, strict=True))
+    pages = [-(-(begin + length) // layout.page_tokens) for begin, length in spans]
     ahead = [a - b for a, b in zip(layout.settles, layout.first, strict=True)][::-1]
     return RowLayout(
-        starts=tuple(starts),
-        first=tuple(firsts),
-        tables=tuple(tables),
-        slots=layout.slots[::-1],
-        visible_from=tuple(first // 2 if bounds.bounded else 0 for first in firsts),
-        settled=tuple(firsts),
-        settles=tuple(first + max(0, more) for first, more in zip(firsts, ahead, strict=True)),
+        starts=tuple(accumulate(lengths, initial=0)),
+        first=tuple(first),
+        tables=tuple(list(range(1, 1 + count)) for count in pages),
+        slots=tuple(slot + 1 + hidden for slot in layout.slots[::-1]),
+        visible_from=tuple(hidden * begin for begin in first),
+        settled=tuple(first),
+        settles=tuple(begin + max(0, more) for begin, more in zip(first, ahead, strict=True)),
         page_tokens=layout.page_tokens,
     )
 
