@@ -6,11 +6,10 @@ python benchmarks/int8.py --batch 1 8 --pairs 9
 from __future__ import annotations
 
 import argparse
-import statistics
 from functools import partial
 
 import torch
-from measure import alternate, decode, engine_on, ratio, save
+from measure import alternate, decode, engine_on, print_speeds, save
 
 from surefoot.cli.show import bytes_text
 from surefoot.config import QUANTIZATIONS, make_config
@@ -56,12 +55,7 @@ def main() -> None:
             prompts = random_prompts(model, batch, options.prompt_tokens)
             sides[name] = partial(_speed, engine, prompts, options.new_tokens)
         speeds = alternate(sides, options.pairs)
-        for name, values in speeds.items():
-            print(
-                f"batch {batch:3d} {name:6s} {statistics.median(values):7.1f} tok/s "
-                f"{ratio(values, speeds[FLOATS]):5.2f}x",
-                flush=True,
-            )
+        print_speeds(batch, speeds, FLOATS)
         save("int8_speed", {**vars(options), "batch": batch, "tokens_per_s": speeds})
 
 

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import argparse
 import random
-import statistics
 import tempfile
 from functools import partial
 from pathlib import Path
 
 import torch
-from measure import alternate, decode, engine_on, ratio, save
+from measure import alternate, decode, engine_on, print_speeds, save
 from safetensors.torch import load_file, save_file
 
 from surefoot.config import make_config
@@ -68,12 +67,7 @@ def compare(model: LoadedModel, batch: int, options: argparse.Namespace) -> None
         for name, engine in engines.items()
     }
     speeds = alternate(sides, options.pairs)
-    for name, values in speeds.items():
-        print(
-            f"batch {batch:3d} {name:6s} {statistics.median(values):6.1f} tok/s "
-            f"{ratio(values, speeds['none']):5.2f}x",
-            flush=True,
-        )
+    print_speeds(batch, speeds, "none")
     save("larger", {**vars(options), "batch": batch, "tokens_per_s": speeds})
     for engine in engines.values():
         engine.close()

@@ -132,6 +132,16 @@ def ratio(ours: Sequence[float], base: Sequence[float]) -> float:
     return statistics.median(a / b for a, b in zip(ours, base, strict=True))
 
 
+def print_speeds(batch: int, speeds: dict[str, list[float]], base: str) -> None:
+    """A line for each side: median tokens a second, and the ratio to the side called `base`."""
+    for name, values in speeds.items():
+        print(
+            f"batch {batch:3d} {name:9s} {statistics.median(values):7.1f} tok/s "
+            f"{ratio(values, speeds[base]):5.2f}x",
+            flush=True,
+        )
+
+
 def save(name: str, record: dict[str, object]) -> None:
     """Append one record to benchmarks/results/NAME.jsonl."""
     RESULTS.mkdir(exist_ok=True)

@@ -16,7 +16,7 @@ import time
 from functools import partial
 
 import torch
-from measure import alternate, decode, decode_in_turn, engine_on, ratio, save
+from measure import alternate, decode, decode_in_turn, engine_on, print_speeds, save
 from safetensors.torch import load_file
 
 from surefoot.backend.cpu import CpuBackend
@@ -81,12 +81,7 @@ def speed(model: LoadedModel, options: argparse.Namespace) -> None:
             engines[f"mtp {depth}"] = make(drafter="mtp", draft_tokens=depth)
         engines["mtp auto"] = make(drafter="mtp")
         speeds = _speeds(engines, prompts[:batch], options)
-        for name, values in speeds.items():
-            print(
-                f"batch {batch:3d} {name:9s} {statistics.median(values):7.1f} tok/s "
-                f"{ratio(values, speeds['none']):5.2f}x",
-                flush=True,
-            )
+        print_speeds(batch, speeds, "none")
         save("mtp_speed", {**vars(options), "batch": batch, "tokens_per_s": speeds})
 
 

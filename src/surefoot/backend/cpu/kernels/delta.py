@@ -111,11 +111,8 @@ def _meet(block: Block, i: int, tokens: Tokens, place: tuple[int, int, int], sta
     block.sums[i] = tokens.decay[token, head] + (block.sums[i - 1] if i else _ZERO)
     block.found[:] = _ZERO
     accumulate_two(key, query, state, block.found)
-    fade, beta, value = (
-        _fade(block.sums[i]),
-        tokens.beta[token, head],
-        packed(tokens.v[token, head]),
-    )
+    value = packed(tokens.v[token, head])
+    fade, beta = _fade(block.sums[i]), tokens.beta[token, head]
     for d in range(error.shape[0]):
         error[d] = _unless_tiny(beta * (value[d] - fade * error[d]))
         output[d] = fade * output[d]
